@@ -1,0 +1,1 @@
+"""Multi-turn reinforcement learning for language-model agents, as exchangeable Lightning parts."""

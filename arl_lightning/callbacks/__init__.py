@@ -1,0 +1,1 @@
+"""Watch and steer: filtering, KL, collapse warning, transcripts, progress."""

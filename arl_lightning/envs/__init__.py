@@ -1,0 +1,1 @@
+"""Gymnasium environments with text observations and actions, one task family each."""

@@ -1,0 +1,1 @@
+"""What has parameters or turns rows into a loss."""

@@ -1,0 +1,1 @@
+"""The testbed: whole runs compared with each other."""
