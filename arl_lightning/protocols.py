@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -52,6 +53,11 @@ class ChatTokenizer(Protocol):
     name_or_path: str
     eos_token_id: int | None
     pad_token_id: int | None
+
+    @property
+    def added_tokens_decoder(self) -> Mapping[int, Any]:
+        """Tokens matched in raw text before any other; each offers `special` and, by `str()`, its text."""
+        ...
 
     def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> Any: ...
 
@@ -191,4 +197,13 @@ class ActionParser(Protocol):
 
     def write(self, action: str) -> str:
         """The response that `parse` reads as `action`: what a demonstrator says."""
+        ...
+
+
+@runtime_checkable
+class Exportable(Protocol):
+    """A module whose model other programs can load."""
+
+    def export(self, folder: Path) -> None:
+        """Leaves the model in `folder` in Hugging Face format."""
         ...

@@ -146,13 +146,26 @@ class GateDecision:
 
 
 @dataclass(frozen=True, slots=True)
+class Measure:
+    """A metric as a sum and the count to divide it by, so that micro-batches and ranks add up exactly."""
+
+    total: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Measure:
+        """The mean of `values`, as its sum and count."""
+        return cls(math.fsum(values), len(values))
+
+
+@dataclass(frozen=True, slots=True)
 class Rollout:
-    """What one round of play left behind. `metrics` are finished numbers by metric name."""
+    """What one round of play left behind: the groups that stay, and measures by full metric name."""
 
     stage: str
     epoch: int
     groups: tuple[EpisodeGroup, ...]
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    measures: Mapping[str, Measure]
 
     @property
     def episodes(self) -> tuple[Episode, ...]:
@@ -188,7 +201,7 @@ class TokenBatch:
         input_ids_NT: int64 token ids.
         lengths_N: int64 number of real tokens of each row.
         action_mask_NT: True exactly where the policy sampled the token.
-        segment_ids_NT: int64 id of the token's segment, ascending over the rows, -1 off the action mask.
+        segment_ids_NT: int64 id of the token's segment, -1 off the action mask; rows of one segment are neighbours.
         temperature: the temperature at which log-probs of this batch are taken.
     """
 
@@ -214,10 +227,11 @@ class TokenBatch:
         """The same batch on `device`; dtypes never change."""
         return self._map(lambda value: value.to(device, non_blocking=non_blocking))
 
-    def rows(self, start: int, stop: int) -> Self:
-        """Rows `start` to `stop`, cut to the longest of them."""
-        longest = int(self.lengths_N[start:stop].max())
-        return self._map(lambda value: value[start:stop, :longest] if value.dim() == 2 else value[start:stop])
+    def take(self, rows: Sequence[int]) -> Self:
+        """The named rows in that order, cut to the longest of them."""
+        index_N = torch.as_tensor(rows, device=self.lengths_N.device)
+        longest = int(self.lengths_N[index_N].max())
+        return self._map(lambda value: value[index_N, :longest] if value.dim() == 2 else value[index_N])
 
     def _map(self, change: _TensorChange) -> Self:
         changed: dict[str, Any] = {
@@ -271,14 +285,6 @@ class TokenLoss:
 
     loss_NT: Tensor
     clipped_NT: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """A metric as a sum and the count to divide it by, so that micro-batches and ranks add up exactly."""
-
-    total: float
-    count: int
 
 
 @dataclass(frozen=True, slots=True)

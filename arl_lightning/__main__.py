@@ -1,0 +1,5 @@
+"""`python -m arl_lightning` is `arl`."""
+
+from arl_lightning.cli import main
+
+main()

@@ -1,0 +1,106 @@
+"""The DataModule of cloning: an expert's episodes, flawed on purpose if asked, as the tokens the agent would see."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any, cast
+
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader
+
+from arl_lightning.datamodules import collation
+from arl_lightning.datamodules.conversation import ChatFormat, Dialogue
+from arl_lightning.datamodules.rollout import EpisodeRequest, Seat
+from arl_lightning.datamodules.task import Task
+from arl_lightning.functional.seeding import Stream, derive_seed
+from arl_lightning.protocols import ChatTokenizer, ExpertEnv
+from arl_lightning.types import ArlError, Completion, Episode, Row, TokenBatch
+
+
+class DemonstrationDataModule(LightningDataModule):
+    """Mini-batches of demonstrated responses in the same prompts that play uses.
+
+    Args:
+        task: environment and presentation; the environment must offer `expert_actions()`.
+        episodes: demonstrated episodes, each of a task of its own. Few of them leave the agent mediocre on purpose.
+        random_share: probability that a move is a random admissible one instead of the expert's, recorded as made.
+        batch_size: rows of an optimiser step.
+        steps_per_epoch: optimiser steps an epoch; rows are drawn anew, without replacement while they last.
+        env_options: options of the environment that choose the demonstrations' split.
+        seed: root of every draw; linked to `seed_everything`.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        episodes: int = 80,
+        random_share: float = 0.0,
+        batch_size: int = 64,
+        steps_per_epoch: int = 20,
+        env_options: dict[str, Any] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.task = task
+        self.episodes = episodes
+        self.random_share = random_share
+        self.batch_size = batch_size
+        self.steps_per_epoch = steps_per_epoch
+        self.env_options = env_options or {}
+        self.seed = seed
+        self._rows: list[Row] = []
+
+    def train_dataloader(self) -> DataLoader[TokenBatch]:
+        """This epoch's mini-batches, drawn by (seed, epoch) from demonstrations that the seed alone decides."""
+        trainer = cast(Any, self.trainer)
+        tokenizer: ChatTokenizer = trainer.lightning_module.tokenizer
+        self._rows = self._rows or self._record(tokenizer)
+        rng = random.Random(derive_seed(self.seed, Stream.SHUFFLE, trainer.current_epoch))
+        order: list[int] = []
+        while len(order) < self.steps_per_epoch * self.batch_size:
+            order += rng.sample(range(len(self._rows)), len(self._rows))
+        batches = [
+            collation.collate(
+                [self._rows[i] for i in order[step * self.batch_size : (step + 1) * self.batch_size]],
+                int(tokenizer.pad_token_id or 0),
+                temperature=1.0,
+            )
+            for step in range(self.steps_per_epoch)
+        ]
+        return DataLoader(cast(Any, batches), batch_size=None, shuffle=False)
+
+    def _record(self, tokenizer: ChatTokenizer) -> list[Row]:
+        """Rows of the demonstrated episodes, no two of which begin in the same state."""
+        env = self.task.make_env(self.env_options)
+        if not isinstance(env, ExpertEnv):
+            raise ArlError(f"{self.task.env_id} has no expert_actions(): it cannot demonstrate")
+        dialogue = self.task.context.bind(tokenizer, self.task.prompt)
+        rows: list[Row] = []
+        seen: set[Any] = set()
+        for number in itertools.count():
+            if len(seen) == self.episodes:
+                break
+            if number == 100 * self.episodes:
+                raise ArlError(f"only {len(seen)} distinct tasks for {self.episodes} demonstrations: ask for fewer")
+            seed = derive_seed(self.seed, Stream.DEMONSTRATION, number)
+            seat = Seat(EpisodeRequest(seed, 0, lambda turn: 0), env)
+            seat.begin()
+            if seat.info["state_key"] not in seen:
+                seen.add(seat.info["state_key"])
+                rows += dialogue.rows(self._demonstrate(seat, env, tokenizer, dialogue), first_turn=0)
+        env.close()
+        return rows
+
+    def _demonstrate(self, seat: Seat, expert: ExpertEnv, tokenizer: ChatTokenizer, dialogue: Dialogue) -> Episode:
+        terminator_id = ChatFormat(tokenizer).terminator_id
+        rng = random.Random(seat.request.task_seed)
+        while seat.stop is None:
+            actions = expert.expert_actions()
+            if not actions or rng.random() < self.random_share:
+                actions = seat.info["admissible_actions"]
+            seat.fed, _ = dialogue.next_prompt(seat.turns, seat.observation, seat.info)
+            response = self.task.parser.write(rng.choice(actions))
+            ids = (*tokenizer.encode(response, add_special_tokens=False), terminator_id)
+            seat.advance(self.task, Completion(ids, (0.0,) * len(ids), finished=True), response)
+        return seat.episode()

@@ -1,0 +1,172 @@
+"""Play: many episodes in lockstep, one batch of responses a turn, only those still going."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from arl_lightning.datamodules.conversation import Dialogue
+from arl_lightning.datamodules.task import Task
+from arl_lightning.protocols import RolloutObserver, RolloutPolicy, TextEnv
+from arl_lightning.types import INVALID_ACTION, Completion, Decoding, Episode, StopReason, Turn
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRequest:
+    """One episode to play: the task's seed, the member's number, and the token seed of each turn."""
+
+    task_seed: int
+    member: int
+    token_seed: Callable[[int], int]
+
+
+@dataclass
+class Clock:
+    """Seconds by what they were spent on."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: {"generate": 0.0, "environment": 0.0, "score": 0.0})
+
+    def time(self, what: str, work: Callable[[], T]) -> T:
+        """The result of `work`, its time booked under `what`."""
+        started = time.perf_counter()
+        result = work()
+        self.seconds[what] += time.perf_counter() - started
+        return result
+
+
+class Seat:
+    """An episode under way: the only mutable thing of play."""
+
+    def __init__(self, request: EpisodeRequest, env: TextEnv) -> None:
+        self.request = request
+        self.env = env
+        self.turns: list[Turn] = []
+        self.stop: StopReason | None = None
+        self.error: str | None = None
+        self.observation = ""
+        self.info: dict[str, Any] = {"success": False, "state_key": "", "task_type": ""}
+        self.fed: Sequence[int] = ()
+
+    def guard(self, act: Callable[[], None]) -> None:
+        """Runs a call into the environment; whatever it raises ends this episode and no other."""
+        try:
+            act()
+        except Exception:  # noqa: BLE001 - a foreign environment may raise anything; it is counted and reported
+            self.stop = StopReason.ERROR
+            self.error = traceback.format_exc()
+
+    def begin(self) -> None:
+        """The environment in the state that all members of the group share."""
+        self.observation, self.info = self.env.reset(seed=self.request.task_seed)
+
+    def advance(self, task: Task, completion: Completion, response: str) -> None:
+        """One response carried out; a malformed one reaches the environment as `invalid`."""
+        action = task.parser.parse(response)
+        shown, key = self.observation, self.info["state_key"]
+        self.observation, reward, terminated, truncated, self.info = self.env.step(
+            INVALID_ACTION if action is None else action
+        )
+        valid = action is not None and bool(self.info.get("action_valid", True))
+        self.turns.append(
+            Turn(
+                prompt_ids=tuple(self.fed),
+                completion=completion,
+                observation=shown,
+                response=response,
+                action=INVALID_ACTION if action is None else action,
+                valid=valid,
+                reward=float(reward),
+                penalty=0.0 if valid else task.format_penalty,
+                state_key=key,
+            )
+        )
+        if terminated or truncated:
+            self.stop = StopReason.TERMINATED if terminated else StopReason.TRUNCATED
+        elif len(self.turns) == task.max_turns:
+            self.stop = StopReason.TURN_LIMIT
+
+    def episode(self) -> Episode:
+        """The finished record."""
+        assert self.stop is not None
+        return Episode(
+            task_seed=self.request.task_seed,
+            member=self.request.member,
+            turns=tuple(self.turns),
+            stop=self.stop,
+            success=bool(self.info["success"]),
+            task_type=str(self.info.get("task_type", "")),
+            error=self.error,
+        )
+
+
+class Player:
+    """Plays a task with one policy; keeps its environments between calls.
+
+    Args:
+        task: what is played.
+        env_options: options of this stage, for example its split.
+        observers: told after every turn.
+    """
+
+    def __init__(self, task: Task, env_options: Mapping[str, Any], observers: Sequence[RolloutObserver]) -> None:
+        self.task = task
+        self.env_options = env_options
+        self.observers = observers
+        self.clock = Clock()
+        self._envs: list[TextEnv] = []
+
+    def play(
+        self, requests: Sequence[EpisodeRequest], policy: RolloutPolicy, dialogue: Dialogue, decoding: Decoding
+    ) -> list[Episode]:
+        """One episode a request, in order."""
+        while len(self._envs) < len(requests):
+            self._envs.append(self.task.make_env(self.env_options))
+        seats = [Seat(request, env) for request, env in zip(requests, self._envs, strict=False)]
+        self.clock.time("environment", lambda: [seat.guard(seat.begin) for seat in seats])
+        while going := [seat for seat in seats if seat.stop is None]:
+            self._turn(going, policy, dialogue, decoding)
+            done = [seat for seat in seats if seat.stop is not None]
+            for observer in self.observers:
+                observer.rollout_advanced(len(done), sum(bool(s.info["success"]) for s in done), len(going))
+        return [seat.episode() for seat in seats]
+
+    def close(self) -> None:
+        """Every environment closed."""
+        while self._envs:
+            self._envs.pop().close()
+
+    def _turn(self, going: Sequence[Seat], policy: RolloutPolicy, dialogue: Dialogue, decoding: Decoding) -> None:
+        prompts: list[Sequence[int]] = []
+        ready: list[Seat] = []
+        for seat in going:
+            seat.fed, whole = dialogue.next_prompt(seat.turns, seat.observation, seat.info)
+            if len(whole) + decoding.max_new_tokens > policy.max_context:
+                seat.stop = StopReason.CONTEXT_LIMIT
+                continue
+            prompts.append(whole)
+            ready.append(seat)
+        if not ready:
+            return
+        seeds = [seat.request.token_seed(len(seat.turns)) for seat in ready]
+        completions = self.clock.time("generate", lambda: policy.sample(prompts, seeds, decoding))
+        responses = [_read(policy, completion) for completion in completions]
+        self.clock.time("environment", lambda: self._step(ready, completions, responses))
+
+    def _step(self, ready: Sequence[Seat], completions: Sequence[Completion], responses: Sequence[str]) -> None:
+        for seat, completion, response in zip(ready, completions, responses, strict=True):
+
+            def act(seat: Seat = seat, completion: Completion = completion, response: str = response) -> None:
+                seat.advance(self.task, completion, response)
+
+            seat.guard(act)
+
+
+def _read(policy: RolloutPolicy, completion: Completion) -> str:
+    """The response as text, without the stop token that ended it."""
+    ids = completion.token_ids[:-1] if completion.finished else completion.token_ids
+    return policy.tokenizer.decode(ids)

@@ -1,0 +1,61 @@
+"""The numbers of a round of play, as sums and counts under their metric names."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from arl_lightning.types import ArlError, Episode, EpisodeGroup, Measure, StopReason
+
+
+def measure_episodes(stage: str, episodes: Sequence[Episode]) -> dict[str, Measure]:
+    """Rates and means of the episodes under `stage/...`; episodes that ended by an error count only as errors."""
+    usable = [episode for episode in episodes if episode.usable]
+    turns = [turn for episode in usable for turn in episode.turns]
+    completions = [turn.completion for turn in turns]
+    measures = {
+        "reward": Measure.of([episode.training_return for episode in usable]),
+        "score": Measure.of([episode.score for episode in usable]),
+        "success_rate": Measure.of([episode.success for episode in usable]),
+        "turns": Measure.of([len(episode.turns) for episode in usable]),
+        "valid_ratio": Measure.of([turn.valid for turn in turns]),
+        "completions/mean_length": Measure.of([len(c.token_ids) for c in completions]),
+        "completions/cut_ratio": Measure.of([not c.finished for c in completions]),
+        "errors": Measure(len(episodes) - len(usable), 1),
+    }
+    types = Counter(episode.task_type for episode in usable if episode.task_type)
+    for task_type in types if len(types) > 1 else ():
+        chosen = [episode.success for episode in usable if episode.task_type == task_type]
+        measures[f"success_rate/{task_type}"] = Measure.of(chosen)
+    return {f"{stage}/{name}": measure for name, measure in measures.items()}
+
+
+def measure_groups(groups: Sequence[EpisodeGroup]) -> dict[str, Measure]:
+    """Spread inside groups: what an advantage can be made of."""
+    returns_PG = [[episode.training_return for episode in group.usable_episodes] for group in groups]
+    spreads = [statistics.stdev(returns) if len(returns) > 1 else 0.0 for returns in returns_PG]
+    return {
+        "train/reward_std": Measure.of(spreads),
+        "train/zero_std_ratio": Measure.of([spread == 0 for spread in spreads]),
+    }
+
+
+def measure_clock(seconds: Mapping[str, float], tokens: int) -> dict[str, Measure]:
+    """Seconds by what they were spent on, and sampled tokens a second of generation."""
+    measures = {f"time/{what}_s": Measure(spent, 1) for what, spent in seconds.items()}
+    if seconds["generate"] > 0:
+        measures["throughput/tokens_per_s"] = Measure(tokens / seconds["generate"], 1)
+    return measures
+
+
+def check_errors(episodes: Sequence[Episode], max_share: float) -> None:
+    """Raises ArlError with the first failure when more than `max_share` of the episodes ended by an error."""
+    failed = [episode for episode in episodes if episode.stop is StopReason.ERROR]
+    if len(failed) > max_share * len(episodes):
+        trace = (failed[0].error or "").strip().splitlines()
+        raise ArlError(
+            f"{len(failed)} of {len(episodes)} episodes ended by an error of the environment, more than "
+            f"max_error_share={max_share} allows; the first, task seed {failed[0].task_seed}, turn "
+            f"{len(failed[0].turns)}: {trace[-1] if trace else 'no traceback'}"
+        )

@@ -1,0 +1,247 @@
+"""The LightningModule of reinforcement: acts, scores, estimates advantages, and takes one step a mini-batch."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor
+
+from arl_lightning.functional.segments import count
+from arl_lightning.functional.statistics import wilson_interval
+from arl_lightning.modules.generation import sample_completions
+from arl_lightning.modules.objective import Objective
+from arl_lightning.modules.policy import ModelSource, Policy
+from arl_lightning.modules.policy_module import PolicyModule
+from arl_lightning.types import (
+    Advantages,
+    ArlError,
+    Completion,
+    Decoding,
+    EpisodeGroup,
+    Measure,
+    Rollout,
+    Scores,
+    StepTotals,
+    TokenBatch,
+    TrajectoryBatch,
+)
+
+
+class AgentModule(PolicyModule):
+    """A policy and its frozen reference, trained by one exchangeable objective.
+
+    One batch of the loader is one optimiser step. Its gradient does not depend on how it is cut into passes: the
+    denominators of the whole step are counted before the first backward.
+
+    Args:
+        policy: where the model comes from; the reference is a frozen copy of that start.
+        objective: the loss in named slots.
+        optimizer: `class_path` of an optimiser; it gets all trainable parameters.
+        lr_scheduler: `class_path` of a scheduler, stepped once an epoch; null for a constant rate.
+        gradient_clip: largest norm of the gradient.
+        tokens_per_pass: rows × longest row that one forward pass may hold; changes memory, never the gradient.
+        sampling_rows: rows that are sampled together; changes memory, never the draws' seeds.
+        ratio_tolerance: largest |log ratio| allowed on the first mini-batch of an epoch, where it must be 0 to float
+            tolerance; about 0.001 in float32, 0.05 in bfloat16.
+        max_skipped_steps: consecutive steps with a non-finite gradient before the run stops.
+    """
+
+    def __init__(
+        self,
+        policy: ModelSource,
+        objective: Objective,
+        optimizer: OptimizerCallable = torch.optim.AdamW,
+        lr_scheduler: LRSchedulerCallable | None = None,
+        gradient_clip: float = 1.0,
+        tokens_per_pass: int = 65536,
+        sampling_rows: int = 256,
+        ratio_tolerance: float = 1e-3,
+        max_skipped_steps: int = 3,
+    ) -> None:
+        super().__init__(policy, optimizer, lr_scheduler, gradient_clip, tokens_per_pass, max_skipped_steps)
+        self.objective = objective
+        self.sampling_rows = sampling_rows
+        self.ratio_tolerance = ratio_tolerance
+        self.reference: Policy | None = None
+        self._epoch_version = -1
+        self._rollout: Rollout | None = None
+        self._successes: dict[str, Measure] = {}
+
+    def configure_model(self) -> None:
+        """Loads the policy and freezes a copy of it as the reference."""
+        super().configure_model()
+        if self.reference is None:
+            self.reference = copy.deepcopy(self.acting).requires_grad_(False).eval()
+
+    # what the rollout asks of a policy
+
+    @property
+    def stop_token_ids(self) -> frozenset[int]:
+        """Tokens that end a response."""
+        return self.acting.stop_token_ids
+
+    @property
+    def policy_version(self) -> int:
+        """Optimiser steps taken so far."""
+        return self.global_step
+
+    @property
+    def max_context(self) -> int:
+        """Tokens that prompt and response may fill together."""
+        return self.acting.max_context
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], decoding: Decoding
+    ) -> list[Completion]:
+        """One response a prompt, in evaluation mode."""
+        policy = self.acting
+        training = policy.training
+        policy.eval()
+        completions: list[Completion] = []
+        for start in range(0, len(prompts), self.sampling_rows):
+            rows = slice(start, start + self.sampling_rows)
+            completions += sample_completions(
+                policy.model,
+                prompts[rows],
+                seeds[rows],
+                decoding,
+                stop_token_ids=policy.stop_token_ids,
+                pad_token_id=int(policy.tokenizer.pad_token_id),
+            )
+        policy.train(training)
+        return completions
+
+    @torch.no_grad()
+    def score(self, batch: TokenBatch) -> Scores:
+        """Log-probs of policy and reference and entropies, by the same forward that training uses."""
+        assert self.reference is not None
+        shape = batch.input_ids_NT.shape
+        logprobs_NT, ref_logprobs_NT, entropies_NT = (torch.zeros(shape) for _ in range(3))
+        for rows in self.passes(batch):
+            part = batch.take(rows).to(self.device)
+            width = part.input_ids_NT.shape[1]
+            block = (slice(rows.start, rows.stop), slice(0, width))
+            with self.trainer.precision_plugin.forward_context():
+                logprobs_NT[block], entropies_NT[block] = (x.cpu() for x in self.acting.logprobs(part))
+                ref_logprobs_NT[block] = self.reference.logprobs(part)[0].cpu()
+        return Scores(logprobs_NT, ref_logprobs_NT, entropies_NT)
+
+    def estimate_advantages(self, groups: Sequence[EpisodeGroup], entropies_PGK: Advantages) -> Advantages:
+        """One advantage a turn, by the objective's estimator."""
+        return self.objective.advantage.estimate(groups, entropies_PGK)
+
+    def rollout_started(self, stage: str, epoch: int, episodes: int) -> None:
+        """Nothing to do; the module only wants to know the end."""
+
+    def rollout_advanced(self, finished: int, succeeded: int, turns: int) -> None:
+        """Nothing to do; the module only wants to know the end."""
+
+    def rollout_finished(self, rollout: Rollout) -> None:
+        """Keeps the measures of a training rollout until Lightning lets the module log them."""
+        if rollout.stage == "train":
+            self._rollout = rollout
+
+    # training
+
+    def on_train_epoch_start(self) -> None:
+        """The rollout's measures enter the log; the version that its rows must carry is noted."""
+        self.acting.train()  # models are loaded in evaluation mode and Lightning leaves them so
+        self._epoch_version = self.global_step
+        if self._rollout is not None:
+            self._log_measures(self._rollout.measures)
+
+    def training_step(self, batch: TrajectoryBatch, batch_idx: int) -> Mapping[str, Any] | None:
+        """One optimiser step on one mini-batch; gives callbacks its passes and their new log-probs.
+
+        A batch without rows, which a filter set to `skip` leaves, is no step.
+        """
+        if not len(batch):
+            return None
+        if batch.policy_version != self._epoch_version:
+            raise ArlError(
+                f"a batch was played by version {batch.policy_version} of the weights but the epoch began at version "
+                f"{self._epoch_version}: the loader fetched ahead; give it a length and no workers"
+            )
+        started = time.perf_counter()
+        optimizer = self.optimizers()
+        assert not isinstance(optimizer, list)
+        optimizer.zero_grad()
+        passes = [batch.take(rows) for rows in self.passes(batch)]
+        acted = self._sum([count(part.action_mask_NT, part.segment_ids_NT) for part in passes])
+        first_pass = self._logprobs(passes[0]) if len(passes) == 1 else None
+        kept = self._sum([count(self._keep(part, first_pass), part.segment_ids_NT) for part in passes])
+        logprobs: list[Tensor] = []
+        for part in passes:
+            logprobs_NT, entropies_NT = first_pass or self._logprobs(part)
+            if batch_idx == 0:
+                self._check_on_policy(logprobs_NT.detach(), part)
+            output = self.objective.compute(logprobs_NT, entropies_NT, part, kept, acted)
+            self.manual_backward(output.loss)
+            self._log_measures(output.measures)
+            self.log("train/loss", output.loss.detach() * len(passes), batch_size=1, on_step=False, on_epoch=True)
+            logprobs.append(logprobs_NT.detach())
+        self.apply_gradient("train")
+        self.log("time/update_s", time.perf_counter() - started, batch_size=1, on_step=False, on_epoch=True, reduce_fx="sum")
+        return {"passes": passes, "logprobs": logprobs}
+
+    def _logprobs(self, part: TrajectoryBatch) -> tuple[Tensor, Tensor]:
+        with self.trainer.precision_plugin.forward_context():
+            return self.acting.logprobs(part, entropy_grad=self.objective.entropy is not None)
+
+    @torch.no_grad()
+    def _keep(self, part: TrajectoryBatch, known: tuple[Tensor, Tensor] | None) -> Tensor:
+        """The mask of one pass; costs a forward of its own only where a mask is set and the step has several passes."""
+        if self.objective.mask is None:
+            return part.action_mask_NT
+        logprobs_NT, _ = known or self._logprobs(part)
+        return self.objective.keep(logprobs_NT.detach(), part)
+
+    def _sum(self, totals: Sequence[StepTotals]) -> StepTotals:
+        return sum(totals, StepTotals(0, 0))
+
+    def _check_on_policy(self, logprobs_NT: Tensor, part: TrajectoryBatch) -> None:
+        worst = float((logprobs_NT - part.old_logprobs_NT)[part.action_mask_NT].abs().max())
+        self.log("train/ratio/first_error", worst, batch_size=1, on_step=False, on_epoch=True, reduce_fx="max")
+        if not worst <= self.ratio_tolerance:
+            raise ArlError(
+                f"on the first mini-batch every ratio must be 1, but a log ratio is {worst:.3g}: scoring and training "
+                "disagree (dropout, dtype, or weights changed in between); raise ratio_tolerance only for low precision"
+            )
+
+    # held-out play
+
+    def validation_step(self, rollout: Rollout, batch_idx: int) -> None:
+        """Logs one portion of held-out episodes."""
+        self._log_held_out(rollout)
+
+    def test_step(self, rollout: Rollout, batch_idx: int) -> None:
+        """Logs one portion of test episodes."""
+        self._log_held_out(rollout)
+
+    def on_validation_epoch_end(self) -> None:
+        """Adds 95 % Wilson intervals to the success rates."""
+        for name, share in self._successes.items():
+            low, high = wilson_interval(round(share.total), share.count)
+            self.log(f"{name}_low", low)
+            self.log(f"{name}_high", high)
+        self._successes.clear()
+
+    on_test_epoch_end = on_validation_epoch_end
+
+    def _log_held_out(self, rollout: Rollout) -> None:
+        self._log_measures(rollout.measures)
+        name = f"{rollout.stage}/success_rate"
+        share, seen = rollout.measures[name], self._successes.get(name, Measure(0, 0))
+        self._successes[name] = Measure(share.total + seen.total, share.count + seen.count)
+
+    def _log_measures(self, measures: Mapping[str, Measure]) -> None:
+        """Epoch means weighted by count: the sum over the sum of counts."""
+        for name, measure in measures.items():
+            if measure.count:
+                mean = measure.total / measure.count
+                self.log(name, mean, batch_size=measure.count, on_step=False, on_epoch=True)

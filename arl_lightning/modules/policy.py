@@ -1,0 +1,153 @@
+"""The language model that acts: where it is loaded from, when it stops, and how probable its tokens are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from arl_lightning.functional.logprobs import token_logprobs
+from arl_lightning.types import ArlError, TokenBatch
+
+_SENTINEL = "\x00arl\x00"
+
+
+class ModelSource(Protocol):
+    """Where a model and its tokenizer come from."""
+
+    def load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """A causal LM with all weights in place, and its tokenizer with a chat template."""
+        ...
+
+
+class PretrainedModel:
+    """A causal LM in Hugging Face format.
+
+    Args:
+        pretrained: folder that holds `config.json`, or a hub id such as `Qwen/Qwen3-4B`.
+        dtype: dtype of the weights; log-probs are float32 whatever is chosen.
+        attention: attention implementation by its transformers name.
+    """
+
+    def __init__(
+        self,
+        pretrained: str,
+        dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+        attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa",
+    ) -> None:
+        self.pretrained = pretrained
+        self.dtype = dtype
+        self.attention = attention
+
+    def load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """The model and tokenizer of the folder or hub id.
+
+        Raises:
+            ArlError: when nothing loadable is there.
+        """
+        looks_local = self.pretrained.startswith((".", "/", "~")) or self.pretrained.count("/") != 1
+        folder = Path(self.pretrained).expanduser()
+        if looks_local and not (folder / "config.json").is_file():
+            raise ArlError(
+                f"no model at {self.pretrained!r}: give a folder that holds config.json (a finished cloning run leaves one "
+                "in its `model` folder) or a hub id such as Qwen/Qwen3-4B"
+            )
+        name = str(folder) if folder.is_dir() else self.pretrained
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(name)
+            model = AutoModelForCausalLM.from_pretrained(
+                name, dtype=getattr(torch, self.dtype), attn_implementation=self.attention
+            )
+        except (OSError, ValueError) as error:
+            first_line = str(error).strip().splitlines()[0]
+            raise ArlError(f"the model {self.pretrained!r} could not be loaded: {first_line}") from error
+        return model, tokenizer
+
+
+class Policy(nn.Module):
+    """A causal LM with its tokenizer, read at action positions only.
+
+    Args:
+        model: the causal LM.
+        tokenizer: its tokenizer; must carry a chat template.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        super().__init__()
+        if not tokenizer.chat_template:
+            raise ArlError(f"the tokenizer of {tokenizer.name_or_path!r} has no chat template: set tokenizer.chat_template")
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        self.model = model
+        self.tokenizer = tokenizer
+        self.stop_token_ids = find_stop_token_ids(model, tokenizer)
+        self._check_head()
+
+    @property
+    def max_context(self) -> int:
+        """Positions that the model can attend over."""
+        return int(self.model.config.get_text_config().max_position_embeddings)
+
+    def logprobs(self, batch: TokenBatch, *, entropy_grad: bool = False) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies at action positions, both `[N, T]` float32 (nats), 0 elsewhere.
+
+        Rows are padded on the right, so a causal model needs no attention mask: no real token can see padding.
+        """
+        hidden_NTH = self.model.get_decoder()(input_ids=batch.input_ids_NT, use_cache=False).last_hidden_state
+        acts_NT = batch.action_mask_NT[:, 1:]
+        logprobs_A, entropies_A = token_logprobs(
+            hidden_NTH[:, :-1][acts_NT],
+            batch.input_ids_NT[:, 1:][acts_NT],
+            self._head,
+            temperature=batch.temperature,
+            entropy_grad=entropy_grad,
+        )
+        zeros_NT = torch.zeros(batch.input_ids_NT.shape, dtype=torch.float32, device=hidden_NTH.device)
+        return (
+            zeros_NT.masked_scatter(batch.action_mask_NT, logprobs_A),
+            zeros_NT.masked_scatter(batch.action_mask_NT, entropies_A),
+        )
+
+    def save(self, folder: Path) -> None:
+        """Leaves model and tokenizer in `folder` in Hugging Face format."""
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+    def _head(self, hidden_AH: Tensor) -> Tensor:
+        logits_AV: Tensor = self.model.get_output_embeddings()(hidden_AH)
+        softcap = getattr(self.model.config.get_text_config(), "final_logit_softcapping", None)
+        return logits_AV if softcap is None else softcap * torch.tanh(logits_AV / softcap)
+
+    @torch.no_grad()
+    def _check_head(self) -> None:
+        """Refuses models whose logits are more than head(hidden): their log-probs would be silently wrong."""
+        ids = torch.arange(4, device=self.model.device)[None] % self.model.config.get_text_config().vocab_size
+        whole = self.model(input_ids=ids, use_cache=False).logits.float()
+        ours = self._head(self.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state).float()
+        if not torch.allclose(whole, ours, rtol=1e-2, atol=1e-2):
+            raise ArlError(
+                f"{type(self.model).__name__} scales its logits in a way that this package does not know "
+                f"(largest difference {float((whole - ours).abs().max()):.3g}): please report the model's name"
+            )
+
+
+def find_stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Union of the stop tokens of generation config, tokenizer and the chat template's turn terminator.
+
+    A missed one would count every answer as cut.
+    """
+    found: set[int] = set()
+    for candidate in (getattr(model.generation_config, "eos_token_id", None), tokenizer.eos_token_id):
+        found.update(candidate if isinstance(candidate, Iterable) else [candidate] if candidate is not None else [])
+    dialogue: list[dict[str, Any]] = [{"role": "user", "content": "u"}, {"role": "assistant", "content": _SENTINEL}]
+    rendered = str(tokenizer.apply_chat_template(dialogue, tokenize=False))
+    tail = rendered.rpartition(_SENTINEL)[2].lstrip()
+    terminator = tokenizer.encode(tail, add_special_tokens=False)[:1]
+    found.update(token for token in terminator if token in tokenizer.all_special_ids)
+    if not found:
+        raise ArlError(f"no stop token is known for {tokenizer.name_or_path!r}: set eos_token in its tokenizer config")
+    return frozenset(found)

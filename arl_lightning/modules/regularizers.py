@@ -1,0 +1,66 @@
+"""What keeps the policy near its reference, and away from certainty."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+from torch import Tensor
+
+from arl_lightning.functional.kl import k1, k2, k3
+from arl_lightning.types import ArlError
+
+_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+
+
+class ReferenceKL:
+    """Estimate of KL(π ‖ π_ref) of each token in nats, 0 where both log-probs are equal.
+
+    Args:
+        coefficient: weight of the estimate in the loss, at least 0.
+        estimator: k3 (never negative, unbiased), k2 (never negative, gentle far away), or k1 (unbiased, of either
+            sign; as a loss it has no pull on average).
+
+    Source: Group Relative Policy Optimization, arXiv:2402.03300, eq. 4
+    """
+
+    def __init__(self, coefficient: float = 0.01, estimator: Literal["k1", "k2", "k3"] = "k3") -> None:
+        _check_coefficient(coefficient)
+        if estimator not in _ESTIMATORS:
+            raise ArlError(f"estimator is {estimator!r}: choose one of {', '.join(_ESTIMATORS)}")
+        self._coefficient = coefficient
+        self._estimate = _ESTIMATORS[estimator]
+
+    @property
+    def coefficient(self) -> float:
+        """Weight of the estimate in the loss."""
+        return self._coefficient
+
+    def compute(self, logprobs_NT: Tensor, ref_logprobs_NT: Tensor) -> Tensor:
+        """KL estimate in nats, `[N, T]`, differentiable in `logprobs_NT`."""
+        return self._estimate(logprobs_NT, ref_logprobs_NT)
+
+
+class EntropyBonus:
+    """Weight with which the mean token entropy is subtracted from the loss.
+
+    Args:
+        coefficient: the weight per nat, at least 0.
+
+    Source: Asynchronous Methods for Deep Reinforcement Learning, arXiv:1602.01783
+    """
+
+    def __init__(self, coefficient: float = 0.001) -> None:
+        _check_coefficient(coefficient)
+        self._coefficient = coefficient
+
+    @property
+    def coefficient(self) -> float:
+        """Weight of the entropy in the loss."""
+        return self._coefficient
+
+
+def _check_coefficient(coefficient: float) -> None:
+    if not 0 <= coefficient < math.inf:
+        raise ArlError(f"coefficient is {coefficient}, which would reward what it should restrain: set it to 0 or more")
