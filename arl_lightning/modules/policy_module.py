@@ -23,7 +23,7 @@ class PolicyModule(LightningModule):
 
     Args:
         policy: where the model comes from.
-        optimizer: `class_path` of an optimiser; it gets all trainable parameters.
+        optimizer: `class_path` of an optimiser; it gets all trainable parameters with their names.
         lr_scheduler: `class_path` of a scheduler, stepped once an epoch; null for a constant rate.
         gradient_clip: largest norm of the gradient, clipped over all parameters.
         tokens_per_pass: rows × longest row that one forward pass may hold; changes memory, never the gradient.
@@ -75,10 +75,10 @@ class PolicyModule(LightningModule):
 
     def configure_optimizers(self) -> Any:
         """One optimiser over everything trainable; refuses an empty one, whose curves would look healthy."""
-        trainable = list(self.trainable_parameters().values())
+        trainable = self.trainable_parameters()
         if not trainable:
             raise ArlError("zero trainable parameters: every weight of the policy is frozen, so training would do nothing")
-        optimizer = self.make_optimizer(trainable)
+        optimizer = self.make_optimizer(trainable.items())
         if self.make_lr_scheduler is None:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": self.make_lr_scheduler(optimizer)}}
