@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
+import json
 import logging
 import os
 import pickle
+import re
 import sys
 import tempfile
 import warnings
@@ -14,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from jsonargparse import auto_cli
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -21,6 +25,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from arl_lightning.modules.policy_module import PolicyModule
+from arl_lightning.study.demo import demo
 from arl_lightning.types import ArlError
 
 
@@ -83,13 +88,35 @@ class ArlTrainer(Trainer):
         print(f"wrote {output}")
 
 
+_DEFAULT_ROOT = "runs/latest"
+_REASON = re.compile(r"Parser key \"(?P<key>.*?)\":.*Errors:\s+- (?P<reason>.*?)\s+- Expected a <class 'NoneType'>", re.DOTALL)
+_UNKNOWN = re.compile(r"(?:[Oo]ption '|unrecognized arguments: --)(?P<name>[\w.]+)")
+
+
 class ArlParser(LightningArgumentParser):
-    """A parser whose errors are one sentence."""
+    """A parser whose errors are one sentence, that takes no abbreviated options, and `null` at any depth."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("allow_abbrev", False)  # a misspelt option must not pass for another one
+        super().__init__(*args, **kwargs)
+
+    def parse_args(self, args: Sequence[str] | None = None, *rest: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """The parsed options; jsonargparse hands `--model.a.b null` on to the class's own parser as the text `None`."""
+        if args is not None:
+            args = [f"{arg[:-4]}null" if arg.startswith("--") and arg.endswith("=None") else arg for arg in args]
+        return super().parse_args(args, *rest, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Raises ArlError with the message on one line; `arl VERB --help` has the rest."""
-        lines = [line.strip(" -") for line in str(message).splitlines() if line.strip()]
-        raise ArlError(" ".join(lines)) from ex
+        """Raises ArlError with the reason on one line and, for a misspelt option, the nearest one that exists."""
+        found = _REASON.match(text := str(message))
+        text = f"{found['key']}: {found['reason']}" if found else text
+        sentence = " ".join(line.strip(" -") for line in text.splitlines() if line.strip())
+        if "did you mean" not in sentence and (unknown := _UNKNOWN.search(sentence)):
+            options = [option.lstrip("-") for option in self._option_string_actions]
+            ends = {option.rpartition(".")[2]: option for option in options}
+            nearest = difflib.get_close_matches(unknown["name"].rpartition(".")[2], ends, n=1)
+            sentence += f"; did you mean {ends[nearest[0]]!r}?" if nearest else "; `arl VERB --help` lists what is"
+        raise ArlError(sentence) from ex
 
 
 class ArlCLI(LightningCLI):
@@ -106,21 +133,40 @@ class ArlCLI(LightningCLI):
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=int)
 
     def _parse_ckpt_path(self) -> None:
-        """Refuses an unreadable checkpoint early; its hyper-parameters never override the command line."""
-        path = self.config[self.config.subcommand].get("ckpt_path")
-        if not path or path in ("last", "best", "hpc", "registry"):
+        """Finds the checkpoint and refuses an unreadable one early; its hyper-parameters never override the command line."""
+        options = self.config[self.config.subcommand]
+        if options.get("ckpt_path") == "last":
+            root = options.trainer.default_root_dir or _DEFAULT_ROOT
+            written = sorted(Path(root).rglob("last*.ckpt"), key=lambda file: file.stat().st_mtime)
+            if not written:
+                raise ArlError(f"{str(root)!r} holds no checkpoint: start without --ckpt_path, or name the file")
+            options.ckpt_path = str(written[-1])
+        path = options.get("ckpt_path")
+        if not path or path in ("best", "hpc", "registry"):
             return
         if not Path(path).is_file():
-            raise ArlError(f"there is no checkpoint {path!r}")
+            raise ArlError(f"there is no checkpoint {path!r}: give a file, or `last` for the newest of the run's folder")
         try:
-            torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except (RuntimeError, EOFError, OSError, KeyError, pickle.UnpicklingError) as error:
-            raise ArlError(f"{path!r} is not a readable checkpoint: it is damaged or was not written by a run") from error
+            keys = set(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
+        except (RuntimeError, EOFError, OSError, TypeError, pickle.UnpicklingError):
+            keys = set()
+        if not {"state_dict", "pytorch-lightning_version"} <= keys:
+            raise ArlError(f"{path!r} is damaged or no run's checkpoint: take an older one, or start without --ckpt_path")
+
+    def instantiate_classes(self) -> None:
+        """Classes and trainer; what a class says against its own arguments is told without jsonargparse's wrapping."""
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, ArlError):
+                cause = cause.__cause__
+            raise cause or error
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """A trainer whose TensorBoard log and checkpoints lie in `trainer.default_root_dir`."""
         config = {**self._get(self.config_init, "trainer", default={}), **kwargs}
-        root = config["default_root_dir"] or "runs/latest"
+        root = config["default_root_dir"] or _DEFAULT_ROOT
         config["default_root_dir"] = root
         if config["logger"] is None:
             config["logger"] = TensorBoardLogger(save_dir=root, name="", version="") if self.subcommand == "fit" else False
@@ -144,8 +190,23 @@ class ArlCLI(LightningCLI):
                 "--trainer.default_root_dir"
             )
 
+    def after_validate(self) -> None:
+        """Leaves the numbers where a program can read them."""
+        self._write_metrics("validate")
+
+    def after_test(self) -> None:
+        """Leaves the numbers where a program can read them."""
+        self._write_metrics("test")
+
+    def _write_metrics(self, verb: str) -> None:
+        metrics = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
+        root = Path(self.trainer.default_root_dir)
+        root.mkdir(parents=True, exist_ok=True)
+        (root / f"{verb}.json").write_text(json.dumps(metrics, indent=2) + "\n")
+
 
 _NOISE = (
+    ".*args parameter is intended to run from within Python.*",  # `main(args)` is
     ".*does not have many workers.*",  # play needs the weights of this process
     ".*exists and is not empty.*",  # a resumed run
     r".*module\(s\) in eval mode.*",  # the reference is meant to be
@@ -166,7 +227,11 @@ def main(args: Sequence[str] | None = None) -> None:
     With `ARL_TRACEBACK=1` in the environment the traceback is shown as well.
     """
     _quiet()
+    words = list(sys.argv[1:] if args is None else args)
     try:
+        if words[:1] == ["demo"]:
+            auto_cli(demo, args=words[1:], parser_class=ArlParser)
+            return
         ArlCLI(
             LightningModule,
             LightningDataModule,
@@ -178,7 +243,7 @@ def main(args: Sequence[str] | None = None) -> None:
             save_config_kwargs={"overwrite": True},
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
-            args=None if args is None else list(args),
+            args=None if args is None else words,
         )
     except SIGTERMException:
         print("arl: stopped by SIGTERM; continue with --ckpt_path last", file=sys.stderr)

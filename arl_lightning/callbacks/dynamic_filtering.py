@@ -43,6 +43,10 @@ class DynamicFiltering(Callback):
     ) -> None:
         if max_attempts < 1 or tolerance < 0 or cold_start_epochs < 0:
             raise ArlError("DynamicFiltering needs max_attempts >= 1, tolerance >= 0 and cold_start_epochs >= 0")
+        if by not in _MEASURES:
+            raise ArlError(f"by is {by!r}: choose one of {', '.join(_MEASURES)}")
+        if exhausted not in ("fill", "shrink", "skip"):
+            raise ArlError(f"exhausted is {exhausted!r}: choose one of fill, shrink, skip")
         self._measure = _MEASURES[by]
         self.tolerance = tolerance
         self.max_attempts = max_attempts

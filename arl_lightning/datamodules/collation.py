@@ -17,7 +17,7 @@ def collate(rows: Sequence[Row], pad_token_id: int, temperature: float) -> Token
     """The rows padded on the right."""
     return TokenBatch(
         input_ids_NT=_pad([row.token_ids for row in rows], pad_token_id, torch.int64),
-        lengths_N=torch.tensor([len(row.token_ids) for row in rows]),
+        lengths_N=torch.tensor([len(row.token_ids) for row in rows], dtype=torch.int64),
         action_mask_NT=_pad([row.action_mask for row in rows], False, torch.bool),
         segment_ids_NT=_pad([row.segment_of_token for row in rows], -1, torch.int64),
         temperature=temperature,

@@ -42,6 +42,8 @@ class DemonstrationDataModule(LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        if min(episodes, batch_size, steps_per_epoch) < 1 or not 0 <= random_share <= 1:
+            raise ArlError("demonstrations need episodes, batch_size and steps_per_epoch >= 1 and 0 <= random_share <= 1")
         self.task = task
         self.episodes = episodes
         self.random_share = random_share
@@ -99,6 +101,11 @@ class DemonstrationDataModule(LightningDataModule):
             actions = expert.expert_actions()
             if not actions or rng.random() < self.random_share:
                 actions = seat.info["admissible_actions"]
+            if not actions:
+                raise ArlError(
+                    f"{self.task.env_id} offers neither an expert's nor an admissible action at task seed "
+                    f"{seat.request.task_seed}, turn {len(seat.turns) + 1}: it cannot demonstrate there"
+                )
             seat.fed, _ = dialogue.next_prompt(seat.turns, seat.observation, seat.info)
             response = self.task.parser.write(rng.choice(actions))
             ids = (*tokenizer.encode(response, add_special_tokens=False), terminator_id)

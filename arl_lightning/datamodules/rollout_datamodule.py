@@ -62,7 +62,8 @@ class RolloutDataModule(LightningDataModule):
         env_options: options of the environment in training, for example its split.
         validation: held-out tasks of `validate` and of validation during `fit`.
         test: held-out tasks of `test`.
-        max_error_share: share of a rollout's episodes that may end by an error of the environment.
+        max_error_share: share of a rollout's episodes that may be unusable: by an error of the environment, a reward that
+            is not finite, or a first prompt that does not fit the context.
         seed: root of every draw; linked to `seed_everything`.
     """
 

@@ -50,12 +50,22 @@ def measure_clock(seconds: Mapping[str, float], tokens: int) -> dict[str, Measur
 
 
 def check_errors(episodes: Sequence[Episode], max_share: float) -> None:
-    """Raises ArlError with the first failure when more than `max_share` of the episodes ended by an error."""
-    failed = [episode for episode in episodes if episode.stop is StopReason.ERROR]
+    """Raises ArlError with the first failure when more than `max_share` of the episodes are not usable."""
+    failed = [episode for episode in episodes if not episode.usable]
     if len(failed) > max_share * len(episodes):
-        trace = (failed[0].error or "").strip().splitlines()
         raise ArlError(
-            f"{len(failed)} of {len(episodes)} episodes ended by an error of the environment, more than "
-            f"max_error_share={max_share} allows; the first, task seed {failed[0].task_seed}, turn "
-            f"{len(failed[0].turns)}: {trace[-1] if trace else 'no traceback'}"
+            f"{len(failed)} of {len(episodes)} episodes are not usable, more than max_error_share={max_share} allows; "
+            f"the first, task seed {failed[0].task_seed}, turn {len(failed[0].turns)}: {_failure(failed[0])}"
         )
+
+
+def _failure(episode: Episode) -> str:
+    """Why the episode is not usable, in one line."""
+    if episode.stop is StopReason.ERROR:
+        trace = (episode.error or "").strip().splitlines()
+        return trace[-1] if trace else "an error of the environment without a traceback"
+    if not episode.turns:
+        return (
+            "the first prompt and a whole response do not fit the context: lower max_new_tokens or shorten the prompt"
+        )
+    return "a reward is not finite"

@@ -19,12 +19,13 @@ class Task:
     """An environment and its presentation to a language model.
 
     Args:
-        env_id: Gymnasium id of a text environment, for example `arl/Sokoban-v0`, or `my_package:MyEnv-v0` to import first.
+        env_id: Gymnasium id of a text environment, for example `arl/Sokoban-v0`, or
+            `my_package:MyEnv-v0` to import first.
         prompt: writes the user's message of a turn.
         parser: reads the action out of a response.
         context: whether each turn's prompt is rebuilt (`WindowContext`) or the conversation grows (`FullContext`).
         env_options: keyword arguments of the environment.
-        max_turns: responses that an episode may hold.
+        max_turns: responses that an episode may hold, at least 1.
         format_penalty: taken off the reward of each turn without a valid action.
     """
 
@@ -36,6 +37,12 @@ class Task:
     max_turns: int = 15
     format_penalty: float = 0.1
 
+    def __post_init__(self) -> None:
+        if self.max_turns < 1:
+            raise ArlError(
+                f"max_turns={self.max_turns} must be at least 1, or only the environment could end an episode"
+            )
+
     def make_env(self, options: Mapping[str, Any]) -> TextEnv:
         """A new environment; `options` win over the task's own.
 
@@ -45,6 +52,6 @@ class Task:
         register_envs()
         try:
             env = gymnasium.make(self.env_id, disable_env_checker=True, **{**self.env_options, **options})
-        except (gymnasium.error.Error, TypeError) as error:
+        except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as error:
             raise ArlError(f"the environment {self.env_id!r} cannot be made: {error}") from error
         return cast(TextEnv, env.unwrapped)

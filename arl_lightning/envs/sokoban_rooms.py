@@ -15,6 +15,7 @@ import numpy as np
 from arl_lightning.types import ArlError
 
 ACTIONS = ("up", "down", "left", "right")
+_MOVABLES_REMOVED = str.maketrans({"P": "_", "X": "_", "S": "O", "√": "O"})
 SPLIT_ENDS = {"test": 10, "validation": 20, "demonstration": 40, "train": 100}  # cumulative, per cent of all rooms
 _MAX_DRAWS = 20_000  # well over the some hundred that a useful spec needs; in small rooms an error within seconds
 _State = tuple[int, frozenset[int]]  # player, boxes
@@ -114,14 +115,23 @@ def optimal_actions(room: Room) -> tuple[str, ...]:
 
 def canonical_form(room: Room) -> str:
     """The least of the eight rotations and reflections of the grid, rows joined: equal for mirror twins only."""
-    grid = str(room).replace("\n", "")
-    return min("".join(image(grid)) for image in _symmetries(room.size))
+    return _least_image(str(room), room.size)
+
+
+def canonical_layout(room: Room) -> str:
+    """The canonical form of what no move can change: walls and targets."""
+    return _least_image(str(room).translate(_MOVABLES_REMOVED), room.size)
 
 
 def room_split(room: Room) -> str:
-    """The split of the room by its content, shared by mirror twins; play may still meet first rooms of other splits."""
-    bucket = int.from_bytes(blake2b(canonical_form(room).encode(), digest_size=8).digest(), "big") % 100
+    """The split of the room by its layout, shared by mirror twins: no state of one split can occur in play of another."""
+    bucket = int.from_bytes(blake2b(canonical_layout(room).encode(), digest_size=8).digest(), "big") % 100
     return next(split for split, end in SPLIT_ENDS.items() if bucket < end)
+
+
+def _least_image(grid: str, size: int) -> str:
+    joined = grid.replace("\n", "")
+    return min("".join(image(joined)) for image in _symmetries(size))
 
 
 def _draw(spec: RoomSpec, rng: random.Random) -> Room:

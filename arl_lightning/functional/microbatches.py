@@ -8,7 +8,8 @@ from collections.abc import Sequence
 def adjacent_units(segments_of_row: Sequence[frozenset[int]]) -> list[range]:
     """Runs of neighbouring rows that share segments: what must stay in one pass."""
     starts = [i for i, now in enumerate(segments_of_row) if i == 0 or not now & segments_of_row[i - 1]]
-    return [range(start, stop) for start, stop in zip(starts, [*starts[1:], len(segments_of_row)], strict=True)]
+    stops = [*starts, len(segments_of_row)][1:]  # none where there is no row
+    return [range(start, stop) for start, stop in zip(starts, stops, strict=True)]
 
 
 def pack_units(units: Sequence[range], lengths: Sequence[int], max_tokens: int) -> list[range]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -62,7 +63,7 @@ class PretrainedModel:
             model = AutoModelForCausalLM.from_pretrained(
                 name, dtype=getattr(torch, self.dtype), attn_implementation=self.attention
             )
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, SafetensorError) as error:
             first_line = str(error).strip().splitlines()[0]
             raise ArlError(f"the model {self.pretrained!r} could not be loaded: {first_line}") from error
         return model, tokenizer
@@ -147,7 +148,8 @@ def find_stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBa
     rendered = str(tokenizer.apply_chat_template(dialogue, tokenize=False))
     tail = rendered.rpartition(_SENTINEL)[2].lstrip()
     terminator = tokenizer.encode(tail, add_special_tokens=False)[:1]
-    found.update(token for token in terminator if token in tokenizer.all_special_ids)
+    # `all_special_ids` would not do: it leaves out turn marks that no special-token attribute names
+    found.update(token for token in terminator if token in tokenizer.added_tokens_decoder)
     if not found:
         raise ArlError(f"no stop token is known for {tokenizer.name_or_path!r}: set eos_token in its tokenizer config")
     return frozenset(found)

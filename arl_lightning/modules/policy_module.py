@@ -51,6 +51,7 @@ class PolicyModule(LightningModule):
         self.max_skipped_steps = max_skipped_steps
         self.skipped_steps = 0
         self.policy: Policy | None = None
+        self._asked_groups: list[dict[str, Any]] = []
 
     @property
     def acting(self) -> Policy:
@@ -79,9 +80,25 @@ class PolicyModule(LightningModule):
         if not trainable:
             raise ArlError("zero trainable parameters: every weight of the policy is frozen, so training would do nothing")
         optimizer = self.make_optimizer(trainable.items())
+        self._asked_groups = [
+            {name: value for name, value in group.items() if name not in ("params", "param_names")}
+            for group in optimizer.param_groups
+        ]
         if self.make_lr_scheduler is None:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": self.make_lr_scheduler(optimizer)}}
+
+    def on_train_start(self) -> None:
+        """The optimiser's arguments are those of the command line, also where a checkpoint has just brought its own."""
+        optimizer, scheduler = self.optimizers(), self.lr_schedulers()
+        assert not isinstance(optimizer, list)
+        for index, (group, asked) in enumerate(zip(optimizer.param_groups, self._asked_groups, strict=True)):
+            started_at = group.get("initial_lr", group["lr"])
+            if asked["lr"] != started_at:  # a scheduler's progress is kept as a factor
+                group["lr"] *= asked["lr"] / started_at
+                if scheduler is not None:
+                    group["initial_lr"] = scheduler.base_lrs[index] = asked["lr"]  # type: ignore[union-attr]
+            group.update({name: value for name, value in asked.items() if name != "lr"})
 
     def on_train_epoch_end(self) -> None:
         """The scheduler advances once an epoch; under own optimisation Lightning leaves that to us."""

@@ -1,0 +1,79 @@
+"""Whole runs as child processes of the command `arl`, and the numbers that they leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import arl_lightning
+from arl_lightning.types import ArlError
+
+_PACKAGE = Path(arl_lightning.__file__).parent
+
+
+def config_path(name: str) -> Path:
+    """The shipped configuration file `name`, for example `methods/sampo.yaml`, in a checkout or an installed wheel."""
+    for folder in (_PACKAGE.parent / "configs", _PACKAGE / "configs"):
+        if (folder / name).is_file():
+            return folder / name
+    raise ArlError(f"there is no shipped configuration {name!r}")
+
+
+def arl_command(verb: str, configs: Sequence[str], *overrides: str) -> list[str]:
+    """The command line of `arl VERB` with shipped configurations and overrides."""
+    command = [sys.executable, "-m", "arl_lightning", verb]
+    for name in configs:
+        command += ["--config", str(config_path(name))]
+    return [*command, *overrides]
+
+
+def start(command: Sequence[str], log: Path | None = None) -> subprocess.Popen[bytes]:
+    """A child with one thread, since two threads beside another job are many times slower than one."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if log is None:
+        return subprocess.Popen(command, env=environment)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as file:
+        return subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT)
+
+
+def finish(child: subprocess.Popen[bytes], log: Path | None = None) -> None:
+    """Waits for the child.
+
+    Raises:
+        ArlError: the child failed; the last line of its log is in the message.
+    """
+    if child.wait():
+        lines = log.read_text(errors="replace").strip().splitlines() if log else []
+        raise ArlError(f"`{' '.join(child.args[1:4])} …` failed{f': {lines[-1]}' if lines else ''}")  # type: ignore[index]
+
+
+def run(command: Sequence[str], log: Path | None = None) -> None:
+    """Starts the child and waits for it."""
+    finish(start(command, log), log)
+
+
+def read_metrics(folder: Path, verb: str) -> dict[str, float]:
+    """What `arl validate` or `arl test` measured into `folder`."""
+    metrics: dict[str, float] = json.loads((folder / f"{verb}.json").read_text())
+    return metrics
+
+
+def read_curve(folder: Path, name: str) -> tuple[list[float], list[float]]:
+    """Epochs and values of one logged metric of the run in `folder`."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events: Any = EventAccumulator(str(folder))
+    events.Reload()
+    if name not in events.Tags()["scalars"]:
+        return [], []
+    epoch_of_step = {event.step: event.value for event in events.Scalars("epoch")}
+    points = {event.step: event.value for event in events.Scalars(name)}
+    return [epoch_of_step[step] + 1 for step in points if step in epoch_of_step], [
+        value for step, value in points.items() if step in epoch_of_step
+    ]

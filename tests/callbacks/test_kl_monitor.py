@@ -1,0 +1,126 @@
+"""The KL monitor: hand-computed estimates, weights by tokens, the check at the start, and the stop."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch.utils.data import DataLoader
+
+from arl_lightning.callbacks.kl_monitor import KLMonitor
+from arl_lightning.types import ArlError, TrajectoryBatch
+
+
+class Scripted(LightningModule):
+    """A module whose step gives callbacks the log-probs that the script says."""
+
+    def __init__(self, *steps: tuple[TrajectoryBatch, Sequence[float]] | None) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.steps = steps
+
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any] | None:
+        step = self.steps[batch_idx]
+        if step is None:
+            return None
+        part, logprobs = step
+        return {"passes": [part], "logprobs": [torch.tensor([[0.0, *logprobs]])]}
+
+    def train_dataloader(self) -> DataLoader[int]:
+        return DataLoader(range(len(self.steps)), batch_size=None)  # type: ignore[arg-type]
+
+    def configure_optimizers(self) -> None:
+        return None
+
+
+def row(advantages: Sequence[float], behavior: Sequence[float], old: Sequence[float]) -> TrajectoryBatch:
+    """One row of a prompt token and sampled ones; the reference is the old policy."""
+    tokens = len(advantages) + 1
+
+    def padded(values: Sequence[float]) -> torch.Tensor:
+        return torch.tensor([[0.0, *values]])
+
+    acts_NT = torch.tensor([[False, *[True] * len(advantages)]])
+    return TrajectoryBatch(
+        input_ids_NT=torch.ones(1, tokens, dtype=torch.int64),
+        lengths_N=torch.tensor([tokens]),
+        action_mask_NT=acts_NT,
+        segment_ids_NT=acts_NT.long() - 1,
+        behavior_logprobs_NT=padded(behavior),
+        old_logprobs_NT=padded(old),
+        ref_logprobs_NT=padded(old),
+        advantages_NT=padded(advantages),
+        policy_version=0,
+    )
+
+
+def fit(module: Scripted, monitor: KLMonitor, epochs: int = 1) -> Trainer:
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_epochs=epochs,
+        callbacks=[monitor],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module)
+    return trainer
+
+
+def logged(trainer: Trainer) -> dict[str, float]:
+    prefix = "train/kl_monitor/"
+    return {n.removeprefix(prefix): float(v) for n, v in trainer.callback_metrics.items() if n.startswith(prefix)}
+
+
+def test_estimates_by_hand() -> None:
+    # A = −1, +1, −1; log ratios −0.01, −0.03, +0.02: only the first token sinks under a negative advantage
+    batch = row([-1.0, 1.0, -1.0], behavior=[-0.9, -2.2, -3.3], old=[-1.0, -2.0, -3.0])
+    found = logged(fit(Scripted((batch, [-1.01, -2.03, -2.98])), KLMonitor()))
+    assert found == {
+        # behavior − new: 0.11 − 0.17 − 0.32 = −0.38, over 3
+        "sampler": pytest.approx(-0.126667, abs=1e-5),
+        # behavior − old: 0.1 − 0.2 − 0.3 = −0.4, over 3
+        "mismatch": pytest.approx(-0.133333, abs=1e-5),
+        # k3 with d = 0.01, 0.03, −0.02: 0.0000501671 + 0.000454534 + 0.000198673 = 0.000703374, over 3
+        "reference": pytest.approx(0.000234458, rel=1e-3),
+        "low_and_negative": pytest.approx(0.01, abs=1e-5),
+        # old − new of the others: 0.03 − 0.02 = 0.01, over 2
+        "others": pytest.approx(0.005, abs=1e-5),
+    }
+
+
+def test_every_token_of_an_epoch_counts_once() -> None:
+    one = row([1.0], behavior=[-1.0], old=[-1.0])
+    three = row([1.0] * 3, behavior=[-1.0] * 3, old=[-1.0] * 3)
+    module = Scripted((one, [-1.4]), (three, [-1.0, -1.0, -1.2]))
+    # (0.4 + 0 + 0 + 0.2)/4
+    assert logged(fit(module, KLMonitor()))["sampler"] == pytest.approx(0.15, abs=1e-5)
+
+
+def test_a_family_without_tokens_is_not_logged() -> None:
+    found = logged(fit(Scripted((row([1.0], behavior=[-1.0], old=[-1.0]), [-1.0])), KLMonitor()))
+    assert set(found) == {"sampler", "mismatch", "reference", "others"}
+
+
+def test_a_step_that_was_none_is_passed_over() -> None:
+    assert logged(fit(Scripted(None), KLMonitor())) == {}
+
+
+def test_a_reference_that_is_not_the_start_is_refused() -> None:
+    batch = row([1.0, 1.0], behavior=[-1.0, -1.0], old=[-1.0, -1.0])
+    other = replace(batch, ref_logprobs_NT=torch.tensor([[0.0, -1.0, -1.01]]))
+    with pytest.raises(ArlError, match=r"differ by 0\.01 nats at a token, so the reference is not the start"):
+        fit(Scripted((other, [-1.0, -1.0])), KLMonitor())
+    fit(Scripted((other, [-1.0, -1.0])), KLMonitor(start_tolerance=0.02))
+    fit(Scripted((batch, [-1.0, -1.0]), (other, [-1.0, -1.0])), KLMonitor())  # later it may
+
+
+@pytest.mark.parametrize(("limit", "epochs"), [(0.1, 1), (0.2, 3), (None, 3)])
+def test_a_run_that_leaves_its_reference_too_far_behind_stops(limit: float | None, epochs: int) -> None:
+    # d = 0.5: exp(0.5) − 1.5 = 0.148721 nats
+    module = Scripted((row([1.0], behavior=[-1.0], old=[-1.0]), [-1.5]))
+    assert fit(module, KLMonitor(max_reference_kl=limit), epochs=3).current_epoch == epochs

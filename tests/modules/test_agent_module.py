@@ -1,0 +1,249 @@
+"""The agent: one exact step a mini-batch, a reference that stays, and errors instead of silent drift."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from arl_lightning.modules.agent_module import AgentModule
+from arl_lightning.modules.aggregations import SequenceMean, SequenceSum, TokenMean
+from arl_lightning.modules.estimators import GroupNormalized
+from arl_lightning.modules.masks import SequenceMask
+from arl_lightning.modules.objective import Objective
+from arl_lightning.modules.regularizers import EntropyBonus, ReferenceKL
+from arl_lightning.modules.surrogates import TokenClip
+from arl_lightning.modules.tiny_model import TinyModel
+from arl_lightning.protocols import Aggregation, RolloutObserver, RolloutPolicy, SegmentMask
+from arl_lightning.types import ArlError, Decoding, TrajectoryBatch
+
+SOURCE = TinyModel(hidden_size=16, layers=1, heads=2, mlp_size=24, max_context=64)
+OBJECTIVE = Objective(TokenClip(), TokenMean(), GroupNormalized())
+LENGTHS = (4, 9, 9, 6, 12, 5)
+SEGMENTS = (0, 1, 1, 2, 3, 4)  # rows 1 and 2 are one segment
+
+
+def agent(**changes: Any) -> AgentModule:
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    module = AgentModule(**{"policy": SOURCE, "objective": OBJECTIVE, "optimizer": sgd, **changes})
+    module.configure_model()
+    return module
+
+
+def played(drift: float = 0.0) -> TrajectoryBatch:
+    """Rows of version 0 of `SOURCE`; with a drift the old policy was another one."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (len(LENGTHS), max(LENGTHS))
+    lengths_N = torch.tensor(LENGTHS)
+    places_NT = torch.arange(shape[1]).expand(shape)
+    acts_NT = (places_NT >= 2) & (places_NT < lengths_N[:, None])
+    zeros_NT = torch.zeros(shape)
+    segment_ids_NT = torch.where(acts_NT, torch.tensor(SEGMENTS)[:, None], -1)
+    advantages_S = torch.tensor([1.0, -1.0, 0.5, -2.0, -0.5])
+    batch = TrajectoryBatch(
+        input_ids_NT=torch.randint(5, 100, shape, generator=generator),
+        lengths_N=lengths_N,
+        action_mask_NT=acts_NT,
+        segment_ids_NT=segment_ids_NT,
+        behavior_logprobs_NT=zeros_NT,
+        old_logprobs_NT=zeros_NT,
+        ref_logprobs_NT=zeros_NT,
+        advantages_NT=advantages_S[segment_ids_NT] * acts_NT,
+        policy_version=0,
+    )
+    with torch.no_grad():
+        logprobs_NT, _ = agent().acting.logprobs(batch)
+    old_NT = logprobs_NT + drift * torch.randn(shape, generator=generator) * acts_NT
+    ref_NT = logprobs_NT + drift * torch.randn(shape, generator=generator) * acts_NT
+    return replace(batch, behavior_logprobs_NT=old_NT, old_logprobs_NT=old_NT, ref_logprobs_NT=ref_NT)
+
+
+def fit(module: AgentModule, batches: Sequence[TrajectoryBatch], **changes: Any) -> Trainer:
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    trainer = Trainer(**{"accelerator": "cpu", "devices": 1, "max_epochs": 1, **quiet, **changes})
+    # Lightning takes a bare list for a collection of loaders
+    trainer.fit(module, DataLoader(cast(Any, batches), batch_size=None))
+    return trainer
+
+
+def weights(module: torch.nn.Module | None) -> dict[str, Tensor]:
+    assert module is not None
+    return {name: weight.detach().clone() for name, weight in module.named_parameters()}
+
+
+def moved(module: AgentModule) -> bool:
+    return any(
+        not torch.equal(weight, weights(agent().policy)[name]) for name, weight in weights(module.policy).items()
+    )
+
+
+def poisoned() -> TrajectoryBatch:
+    batch = played()
+    return replace(batch, advantages_NT=batch.advantages_NT * math.nan)
+
+
+def gradient(tokens_per_pass: int, objective: Objective) -> tuple[Tensor, int]:
+    """The whole gradient of one step, read off a step of SGD at rate 1, and the number of passes."""
+    module = agent(
+        objective=objective,
+        optimizer=partial(torch.optim.SGD, lr=1.0),
+        gradient_clip=math.inf,
+        tokens_per_pass=tokens_per_pass,
+        ratio_tolerance=math.inf,
+    )
+    before, batch = weights(module.policy), played(drift=0.1)
+    fit(module, [batch])
+    steps = [(before[name] - weight).flatten() for name, weight in weights(module.policy).items()]
+    return torch.cat(steps), len(module.passes(batch))
+
+
+def test_the_module_is_what_a_rollout_asks_for() -> None:
+    module = agent()
+    assert isinstance(module, RolloutPolicy)
+    assert isinstance(module, RolloutObserver)
+    assert module.max_context == 64
+    assert module.stop_token_ids == {2}
+
+
+@pytest.mark.parametrize("mask", [None, SequenceMask(delta=0.01)], ids=["all", "masked"])
+@pytest.mark.parametrize(
+    "aggregation", [TokenMean(), SequenceMean(), SequenceSum(length=8)], ids=lambda a: type(a).__name__
+)
+def test_the_gradient_does_not_depend_on_the_passes(aggregation: Aggregation, mask: SegmentMask | None) -> None:
+    objective = Objective(TokenClip(), aggregation, GroupNormalized(), mask, ReferenceKL(0.1), EntropyBonus(0.1))
+    whole, one_pass = gradient(1000, objective)
+    some, some_passes = gradient(30, objective)
+    each, most_passes = gradient(1, objective)
+    assert (one_pass, some_passes, most_passes) == (1, 3, 5)  # rows 1 and 2 are never parted
+    assert whole.norm() > 0.01
+    torch.testing.assert_close(some, whole, rtol=0, atol=1e-6)
+    torch.testing.assert_close(each, whole, rtol=0, atol=1e-6)
+
+
+def test_the_mask_of_that_test_drops_some_segments_and_keeps_others() -> None:
+    # or else the law above would hold for nothing
+    batch = played(drift=0.1)
+    with torch.no_grad():
+        logprobs_NT, _ = agent().acting.logprobs(batch)
+    keep_NT = replace(OBJECTIVE, mask=SequenceMask(delta=0.01)).keep(logprobs_NT, batch)
+    assert 0 < keep_NT.sum() < batch.action_mask_NT.sum()
+
+
+def test_the_step_makes_good_tokens_likelier_and_bad_ones_less() -> None:
+    module, batch = agent(), played()
+    fit(module, [batch])
+    with torch.no_grad():
+        gain_NT = module.acting.logprobs(batch)[0] - batch.old_logprobs_NT
+    assert (gain_NT * batch.advantages_NT).sum() > 0
+
+
+def test_the_reference_never_changes_and_is_not_saved() -> None:
+    module = agent()
+    start = weights(module.reference)
+    fit(module, [played()] * 3)
+    assert moved(module)
+    for name, weight in weights(module.reference).items():
+        assert torch.equal(weight, start[name])
+        assert not weight.requires_grad
+    assert module.reference is not None
+    assert not module.reference.training
+    assert all(name.startswith("policy.") for name in module.state_dict())
+
+
+def test_rows_of_another_version_are_refused() -> None:
+    with pytest.raises(ArlError, match="played by version 3 of the weights but the epoch began at version 0"):
+        fit(agent(), [replace(played(), policy_version=3)])
+
+
+def test_rows_of_an_epoch_are_those_of_its_beginning() -> None:
+    trainer = fit(agent(), [played()] * 2)  # the second step is taken at version 1 with rows of version 0
+    assert trainer.global_step == 2
+    with pytest.raises(ArlError, match="played by version 0 of the weights but the epoch began at version 1"):
+        fit(agent(), [played()], max_epochs=2)
+
+
+def test_the_first_ratio_of_an_epoch_must_be_one() -> None:
+    batch = played()
+    shifted = replace(batch, old_logprobs_NT=batch.old_logprobs_NT + 0.01 * batch.action_mask_NT)
+    with pytest.raises(ArlError, match=r"every ratio must be 1, but a log ratio is 0\.01"):
+        fit(agent(), [shifted])
+    nan = replace(batch, old_logprobs_NT=batch.old_logprobs_NT * math.nan)
+    with pytest.raises(ArlError, match="a log ratio is nan"):
+        fit(agent(), [nan])
+    trainer = fit(agent(), [batch, shifted])  # later ratios may differ
+    assert trainer.callback_metrics["train/ratio/first_error"] <= 1e-5
+    assert fit(agent(ratio_tolerance=0.02), [shifted]).global_step == 1
+
+
+def test_a_non_finite_gradient_is_skipped_and_counted() -> None:
+    module = agent()
+    trainer = fit(module, [poisoned()])
+    assert (module.skipped_steps, trainer.global_step) == (1, 0)
+    assert not moved(module)
+
+
+def test_a_good_step_ends_the_count() -> None:
+    module = agent(max_skipped_steps=2)
+    trainer = fit(module, [poisoned(), played(), poisoned(), played()])
+    assert (module.skipped_steps, trainer.global_step) == (0, 2)
+    assert all(weight.isfinite().all() for weight in weights(module.policy).values())
+
+
+def test_too_many_skipped_steps_stop_the_run() -> None:
+    module = agent(max_skipped_steps=2)
+    with pytest.raises(ArlError, match="2 optimiser steps in a row had a non-finite gradient"):
+        fit(module, [played(), poisoned(), poisoned(), played()])
+
+
+def test_a_batch_without_rows_is_no_step() -> None:
+    empty_NT = torch.zeros(0, 0)
+    empty = TrajectoryBatch(
+        input_ids_NT=empty_NT.long(),
+        lengths_N=torch.zeros(0, dtype=torch.int64),
+        action_mask_NT=empty_NT.bool(),
+        segment_ids_NT=empty_NT.long(),
+        behavior_logprobs_NT=empty_NT,
+        old_logprobs_NT=empty_NT,
+        ref_logprobs_NT=empty_NT,
+        advantages_NT=empty_NT,
+        policy_version=0,
+    )
+    module = agent()
+    trainer = fit(module, [empty])
+    assert trainer.global_step == 0
+    assert not moved(module)
+    assert module.score(empty).logprobs_NT.shape == (0, 0)
+
+
+@pytest.mark.parametrize("tokens_per_pass", [1000, 30, 1])
+def test_scores_are_those_of_the_training_forward_however_they_are_cut(tokens_per_pass: int) -> None:
+    module, batch = agent(tokens_per_pass=tokens_per_pass), played()
+    fit(module, [batch])
+    scores = module.score(batch)
+    with torch.no_grad():
+        logprobs_NT, entropies_NT = module.acting.logprobs(batch)
+    torch.testing.assert_close(scores.logprobs_NT, logprobs_NT, rtol=0, atol=1e-6)
+    torch.testing.assert_close(scores.entropies_NT, entropies_NT, rtol=0, atol=1e-6)
+    torch.testing.assert_close(scores.ref_logprobs_NT, batch.old_logprobs_NT, rtol=0, atol=1e-6)  # the start
+    assert (scores.logprobs_NT - scores.ref_logprobs_NT).abs().max() > 1e-4
+
+
+def test_sampling_leaves_the_training_mode_and_does_not_depend_on_its_portions() -> None:
+    prompts, seeds, decoding = [[5, 6], [7], [8, 9, 10]], [1, 2, 3], Decoding(max_new_tokens=5)
+    whole = agent().sample(prompts, seeds, decoding)
+    module = agent(sampling_rows=2)
+    module.acting.train()
+    in_portions = module.sample(prompts, seeds, decoding)
+    assert module.acting.training
+    assert [c.token_ids for c in in_portions] == [c.token_ids for c in whole]
