@@ -18,11 +18,12 @@ from typing import Any, NoReturn
 
 import torch
 from jsonargparse import auto_cli
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from arl_lightning.modules.policy_module import PolicyModule
 from arl_lightning.study.demo import demo
@@ -66,7 +67,7 @@ class ArlTrainer(Trainer):
         self,
         model: LightningModule,
         output: str,
-        datamodule: LightningDataModule | None = None,
+        datamodule: LightningDataModule | None = None,  # noqa: ARG002 - Lightning's call names it
         ckpt_path: str | None = None,
     ) -> None:
         """Writes the trained policy in Hugging Face format.
@@ -89,7 +90,9 @@ class ArlTrainer(Trainer):
 
 
 _DEFAULT_ROOT = "runs/latest"
-_REASON = re.compile(r"Parser key \"(?P<key>.*?)\":.*Errors:\s+- (?P<reason>.*?)\s+- Expected a <class 'NoneType'>", re.DOTALL)
+_REASON = re.compile(
+    r"Parser key \"(?P<key>.*?)\":.*Errors:\s+- (?P<reason>.*?)\s+- Expected a <class 'NoneType'>", re.DOTALL
+)
 _UNKNOWN = re.compile(r"(?:[Oo]ption '|unrecognized arguments: --)(?P<name>[\w.]+)")
 
 
@@ -111,8 +114,14 @@ class ArlParser(LightningArgumentParser):
         found = _REASON.match(text := str(message))
         text = f"{found['key']}: {found['reason']}" if found else text
         sentence = " ".join(line.strip(" -") for line in text.splitlines() if line.strip())
-        if "did you mean" not in sentence and (unknown := _UNKNOWN.search(sentence)):
-            options = [option.lstrip("-") for option in self._option_string_actions]
+        sentence = re.sub(r"Expected a path but \S+ either not accessible or invalid ", "", sentence)  # it is a class
+        if sentence.endswith("?"):  # said by the parser of a class within
+            raise ArlError(sentence) from ex
+        if "arguments are required" in sentence:
+            sentence += "; is a --config file missing?"
+        elif (unknown := _UNKNOWN.search(sentence)) is not None:
+            verbs = self._subcommands_action.choices.values() if self._subcommands_action else ()
+            options = [option.lstrip("-") for parser in (self, *verbs) for option in parser._option_string_actions]
             ends = {option.rpartition(".")[2]: option for option in options}
             nearest = difflib.get_close_matches(unknown["name"].rpartition(".")[2], ends, n=1)
             sentence += f"; did you mean {ends[nearest[0]]!r}?" if nearest else "; `arl VERB --help` lists what is"
@@ -120,7 +129,7 @@ class ArlParser(LightningArgumentParser):
 
 
 class ArlCLI(LightningCLI):
-    """LightningCLI with callbacks in named slots, one run one folder, and a command line that checkpoints cannot override."""
+    """LightningCLI with callbacks in named slots, one run one folder, and options that no checkpoint overrides."""
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -133,7 +142,7 @@ class ArlCLI(LightningCLI):
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=int)
 
     def _parse_ckpt_path(self) -> None:
-        """Finds the checkpoint and refuses an unreadable one early; its hyper-parameters never override the command line."""
+        """Finds the checkpoint and refuses an unreadable one early; its hyper-parameters override no option."""
         options = self.config[self.config.subcommand]
         if options.get("ckpt_path") == "last":
             root = options.trainer.default_root_dir or _DEFAULT_ROOT
@@ -145,23 +154,29 @@ class ArlCLI(LightningCLI):
         if not path or path in ("best", "hpc", "registry"):
             return
         if not Path(path).is_file():
-            raise ArlError(f"there is no checkpoint {path!r}: give a file, or `last` for the newest of the run's folder")
+            raise ArlError(
+                f"there is no checkpoint {path!r}: give a file, or `last` for the newest of the run's folder"
+            )
         try:
             keys = set(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
         except (RuntimeError, EOFError, OSError, TypeError, pickle.UnpicklingError):
             keys = set()
         if not {"state_dict", "pytorch-lightning_version"} <= keys:
-            raise ArlError(f"{path!r} is damaged or no run's checkpoint: take an older one, or start without --ckpt_path")
+            raise ArlError(
+                f"{path!r} is damaged or no run's checkpoint: take an older one, or start without --ckpt_path"
+            )
 
     def instantiate_classes(self) -> None:
         """Classes and trainer; what a class says against its own arguments is told without jsonargparse's wrapping."""
         try:
             super().instantiate_classes()
         except ValueError as error:
-            cause: BaseException | None = error
+            cause = error.__cause__
             while cause is not None and not isinstance(cause, ArlError):
                 cause = cause.__cause__
-            raise cause or error
+            if cause is None:
+                raise
+            raise cause from error
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """A trainer whose TensorBoard log and checkpoints lie in `trainer.default_root_dir`."""
@@ -169,7 +184,9 @@ class ArlCLI(LightningCLI):
         root = config["default_root_dir"] or _DEFAULT_ROOT
         config["default_root_dir"] = root
         if config["logger"] is None:
-            config["logger"] = TensorBoardLogger(save_dir=root, name="", version="") if self.subcommand == "fit" else False
+            config["logger"] = (
+                TensorBoardLogger(save_dir=root, name="", version="") if self.subcommand == "fit" else False
+            )
         named = self._get(self.config_init, "callbacks").chosen()
         return self._instantiate_trainer(config, named)
 

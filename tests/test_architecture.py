@@ -3,6 +3,7 @@
 import ast
 import importlib
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -11,7 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
+
+from arl_lightning.protocols import AdvantageEstimator, GroupGate, Surrogate
+from arl_lightning.testing import check_text_env, scripted_episode
+from arl_lightning.types import EpisodeGroup, StopReason
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "arl_lightning"
@@ -101,3 +107,39 @@ def test_configs_name_classes_that_exist_by_their_one_name(path: Path) -> None:
 
 def test_no_test_folder_is_a_package() -> None:
     assert not list((ROOT / "tests").rglob("__init__.py"))
+
+
+@pytest.fixture(scope="module")
+def examples() -> dict[str, Any]:
+    """The classes of CONTRIBUTING.md's code."""
+    names: dict[str, Any] = {}
+    for code in re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL):
+        exec(code, names)
+    return names
+
+
+def test_the_contributed_surrogate_computes(examples: dict[str, Any]) -> None:
+    surrogate: Surrogate = examples["Unclipped"]()
+    old_NT, new_NT = torch.tensor([[0.0, -1.0]]), torch.tensor([[-9.0, -1.01]])
+    found = surrogate.compute(new_NT, old_NT, torch.tensor([[2.0, 2.0]]), torch.tensor([[-1, 0]]))
+    assert found.loss_NT[0].tolist() == pytest.approx([0.0, -1.980100])  # −2 · exp(−0.01)
+    assert not found.clipped_NT.any()
+
+
+def test_the_contributed_estimator_estimates(examples: dict[str, Any]) -> None:
+    estimator: AdvantageEstimator = examples["PlainReturn"](baseline=0.5)
+    broken = scripted_episode([9.0], stop=StopReason.ERROR)
+    group = EpisodeGroup(0, (scripted_episode([1.0, 2.0]), broken))
+    assert estimator.estimate([group], [[[0.0, 0.0], [0.0]]]) == [[[2.5, 2.5], [0.0]]]  # 1 + 2 − 0.5
+
+
+def test_the_contributed_gate_is_one(examples: dict[str, Any]) -> None:
+    gate = examples["HardTasks"](max_rate=0.5)
+    assert isinstance(gate, GroupGate)
+    won, lost = scripted_episode([1.0], success=True), scripted_episode([0.0])
+    groups = [EpisodeGroup(0, (won, won)), EpisodeGroup(1, (won, lost))]
+    assert [decision.keep for decision in gate.admit(groups, epoch=0)] == [False, True]
+
+
+def test_the_contributed_environment_keeps_the_contract(examples: dict[str, Any]) -> None:
+    check_text_env(examples["GuessEnv"], seeds=range(3))

@@ -13,8 +13,8 @@ from arl_lightning.functional.detection import Bound, breaches
 class CollapseWarning(Callback):
     """Says which signs of a coming collapse an epoch shows and since when; the run goes on.
 
-    In five collapses of a small model, drift or valid ratio beyond these limits came 1 to 4 epochs ahead each time, with
-    0.6 alarms in 100 quiet epochs; the limits were chosen on those same runs.
+    In five collapses of a small model, drift or valid ratio beyond these limits came 1 to 4 epochs ahead each time,
+    with 0.6 alarms in 100 quiet epochs; the limits were chosen on those same runs.
 
     Args:
         max_drift: mean(log π_old − log π_new) over an epoch's mini-batches, nats a token.

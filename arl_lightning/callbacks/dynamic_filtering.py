@@ -22,8 +22,8 @@ class DynamicFiltering(Callback):
     The unit is always the whole group; validation is never filtered.
 
     Args:
-        by: what must differ inside a group: `success`, the environment's `score`, or the `return` with format penalties.
-            Step penalties make nearly every score differ, so tasks that define success want `success`.
+        by: what must differ inside a group: `success`, the environment's `score`, or the `return` with format
+            penalties. Step penalties make nearly every score differ, so tasks that define success want `success`.
         tolerance: largest difference between members that still counts as alike.
         max_attempts: rounds of play an epoch may take, the first included.
         exhausted: what becomes of a deficit after the last attempt: `fill` with dropped groups, `shrink` the batch, or

@@ -15,15 +15,16 @@ from arl_lightning.types import ArlError, TrajectoryBatch
 
 
 class KLMonitor(Callback):
-    """Logs KL estimates of every mini-batch, in nats a token, and stops a run that leaves its reference too far behind.
+    """Logs KL estimates of every mini-batch, in nats a token; stops a run that leaves its reference too far behind.
 
-    `train/kl_monitor/sampler` is mean(behavior − new); `.../mismatch` mean(behavior − old), the part that is not learning
-    but a disagreement between sampler and trainer; `.../reference` is k3 to the reference; `.../low_and_negative` and
-    `.../others` are mean(old − new) on tokens with A < 0 and ratio < 1 and on all others: their parting announces collapse.
+    `train/kl_monitor/sampler` is mean(behavior − new); `.../mismatch` mean(behavior − old), the part that is not
+    learning but a disagreement between sampler and trainer; `.../reference` is k3 to the reference;
+    `.../low_and_negative` and `.../others` are mean(old − new) on tokens with A < 0 and ratio < 1 and on all others:
+    their parting announces collapse.
 
     Args:
-        start_tolerance: largest |log π − log π_ref| of a token allowed before the first step, where the reference is the
-            policy; more means that the reference is not the start.
+        start_tolerance: largest |log π − log π_ref| of a token allowed before the first step, where the reference is
+            the policy; more means that the reference is not the start.
         max_reference_kl: epoch mean of the KL to the reference that stops the run; null never stops.
     """
 
@@ -53,7 +54,8 @@ class KLMonitor(Callback):
         kl = trainer.callback_metrics.get("train/kl_monitor/reference")
         if kl is not None and self.max_reference_kl is not None and float(kl) > self.max_reference_kl:
             rank_zero_info(
-                f"KLMonitor: KL to the reference is {float(kl):.3f} nats a token, over {self.max_reference_kl}: stopping"
+                f"KLMonitor: KL to the reference is {float(kl):.3f} nats a token, over {self.max_reference_kl}: "
+                "stopping"
             )
             trainer.should_stop = True
 
@@ -61,8 +63,8 @@ class KLMonitor(Callback):
         gap = (part.old_logprobs_NT - part.ref_logprobs_NT)[part.action_mask_NT].abs().max()
         if float(gap) > self.start_tolerance:
             raise ArlError(
-                f"before the first step policy and reference differ by {float(gap):.3g} nats at a token, so the reference "
-                "is not the start: check how both were loaded"
+                f"before the first step policy and reference differ by {float(gap):.3g} nats at a token, so the "
+                "reference is not the start: check how both were loaded"
             )
 
 

@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from arl_lightning.types import Rollout
+from arl_lightning.types import ArlError, Rollout
 
 _SHOWN = {
     "train/loss": "loss",
@@ -30,6 +30,8 @@ class RolloutProgress(ProgressBar):
 
     def __init__(self, every_n_epochs: int = 10) -> None:
         super().__init__()
+        if every_n_epochs < 1:
+            raise ArlError("RolloutProgress needs every_n_epochs >= 1")
         self.every_n_epochs = every_n_epochs
         self.console = Console()
         self._enabled = True

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from arl_lightning.types import Episode, Rollout
+from arl_lightning.types import ArlError, Episode, Rollout
 
 
 class Transcripts(Callback):
@@ -21,6 +22,8 @@ class Transcripts(Callback):
     """
 
     def __init__(self, episodes: int = 2, every_n_epochs: int = 10) -> None:
+        if episodes < 1 or every_n_epochs < 1:
+            raise ArlError("Transcripts needs episodes >= 1 and every_n_epochs >= 1")
         self.episodes = episodes
         self.every_n_epochs = every_n_epochs
         self._trainer: Trainer | None = None
@@ -57,19 +60,25 @@ def _record(rollout: Rollout, episode: Episode) -> dict[str, Any]:
         "epoch": rollout.epoch,
         "task_seed": episode.task_seed,
         "success": episode.success,
-        "score": round(episode.score, 6),
+        "score": _number(round(episode.score, 6)),
         "stop": episode.stop.value,
+        "error": episode.error,
         "turns": [
             {
                 "observation": turn.observation,
                 "response": turn.response,
                 "action": turn.action,
                 "valid": turn.valid,
-                "reward": turn.reward,
+                "reward": _number(turn.reward),
             }
             for turn in episode.turns
         ],
     }
+
+
+def _number(value: float) -> float | None:
+    """The value; None for what JSON cannot say."""
+    return value if math.isfinite(value) else None
 
 
 def _markdown(episode: Episode) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from functools import partial
 from typing import Any, cast
 
 from lightning.pytorch import LightningDataModule
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader
 from arl_lightning.datamodules import collation
 from arl_lightning.datamodules.conversation import ChatFormat, Dialogue
 from arl_lightning.datamodules.rollout import EpisodeRequest, Seat
+from arl_lightning.datamodules.rollout_measures import why_unusable
 from arl_lightning.datamodules.task import Task
 from arl_lightning.functional.seeding import Stream, derive_seed
 from arl_lightning.protocols import ChatTokenizer, ExpertEnv
@@ -43,7 +45,7 @@ class DemonstrationDataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         if min(episodes, batch_size, steps_per_epoch) < 1 or not 0 <= random_share <= 1:
-            raise ArlError("demonstrations need episodes, batch_size and steps_per_epoch >= 1 and 0 <= random_share <= 1")
+            raise ArlError("episodes, batch_size and steps_per_epoch must be at least 1 and random_share from 0 to 1")
         self.task = task
         self.episodes = episodes
         self.random_share = random_share
@@ -86,10 +88,10 @@ class DemonstrationDataModule(LightningDataModule):
             if number == 100 * self.episodes:
                 raise ArlError(f"only {len(seen)} distinct tasks for {self.episodes} demonstrations: ask for fewer")
             seed = derive_seed(self.seed, Stream.DEMONSTRATION, number)
-            seat = Seat(EpisodeRequest(seed, 0, lambda turn: 0), env)
-            seat.begin()
-            if seat.info["state_key"] not in seen:
-                seen.add(seat.info["state_key"])
+            seat = Seat(EpisodeRequest(seed, 0, lambda _: 0), env)
+            seat.guard(seat.begin)
+            if seat.state_key not in seen:
+                seen.add(seat.state_key)
                 rows += dialogue.rows(self._demonstrate(seat, env, tokenizer, dialogue), first_turn=0)
         env.close()
         return rows
@@ -107,7 +109,14 @@ class DemonstrationDataModule(LightningDataModule):
                     f"{seat.request.task_seed}, turn {len(seat.turns) + 1}: it cannot demonstrate there"
                 )
             seat.fed, _ = dialogue.next_prompt(seat.turns, seat.observation, seat.info)
-            response = self.task.parser.write(rng.choice(actions))
+            action = rng.choice(actions)
+            response = self.task.parser.write(action)
             ids = (*tokenizer.encode(response, add_special_tokens=False), terminator_id)
-            seat.advance(self.task, Completion(ids, (0.0,) * len(ids), finished=True), response)
-        return seat.episode()
+            completion = Completion(ids, (0.0,) * len(ids), finished=True)
+            seat.guard(partial(seat.advance, self.task, completion, response, action))
+        episode = seat.episode()
+        if not episode.usable:
+            raise ArlError(
+                f"{self.task.env_id} failed at task seed {episode.task_seed} of a demonstration: {why_unusable(episode)}"
+            )
+        return episode

@@ -46,7 +46,7 @@ def collect_groups(play: PlayGroups, gates: Sequence[GroupGate], wanted: int, ep
         attempts += 1
     if not gates:
         return Collected(kept, played, {})
-    counters = {"attempts": attempts, "kept": len(kept), "filled": 0}
+    counters = {"attempts": attempts, "admitted": len(kept), "filled": 0}
     counters |= {f"dropped_{reason}": count for reason, count in reasons.items()}
     deficit = wanted - len(kept)
     exhausted = {gate.exhausted for gate in gates}

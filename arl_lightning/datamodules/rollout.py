@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from arl_lightning.datamodules.conversation import Dialogue
 from arl_lightning.datamodules.task import Task
 from arl_lightning.protocols import RolloutObserver, RolloutPolicy, TextEnv
-from arl_lightning.types import INVALID_ACTION, Completion, Decoding, Episode, StopReason, Turn
+from arl_lightning.types import INVALID_ACTION, Completion, Decoding, Episode, EpisodeGroup, StopReason, Turn
 
 T = TypeVar("T")
 
@@ -49,7 +50,10 @@ class Seat:
         self.stop: StopReason | None = None
         self.error: str | None = None
         self.observation = ""
-        self.info: dict[str, Any] = {"success": False, "state_key": "", "task_type": ""}
+        self.info: dict[str, Any] = {}
+        self.success = False
+        self.task_type = ""
+        self.state_key: Hashable = ""
         self.fed: Sequence[int] = ()
 
     def guard(self, act: Callable[[], None]) -> None:
@@ -62,16 +66,14 @@ class Seat:
 
     def begin(self) -> None:
         """The environment in the state that all members of the group share."""
-        self.observation, self.info = self.env.reset(seed=self.request.task_seed)
+        self._see(*self.env.reset(seed=self.request.task_seed))
 
-    def advance(self, task: Task, completion: Completion, response: str) -> None:
-        """One response carried out; a malformed one reaches the environment as `invalid`."""
-        action = task.parser.parse(response)
-        shown, key = self.observation, self.info["state_key"]
-        self.observation, reward, terminated, truncated, self.info = self.env.step(
-            INVALID_ACTION if action is None else action
-        )
-        valid = action is not None and bool(self.info.get("action_valid", True))
+    def advance(self, task: Task, completion: Completion, response: str, action: str | None) -> None:
+        """One response carried out; one without an action (None) reaches the environment as `invalid`."""
+        shown, key = self.observation, self.state_key
+        observation, reward, terminated, truncated, info = self.env.step(INVALID_ACTION if action is None else action)
+        self._see(observation, info)
+        valid = action is not None and bool(info.get("action_valid", True))
         self.turns.append(
             Turn(
                 prompt_ids=tuple(self.fed),
@@ -98,10 +100,16 @@ class Seat:
             member=self.request.member,
             turns=tuple(self.turns),
             stop=self.stop,
-            success=bool(self.info["success"]),
-            task_type=str(self.info.get("task_type", "")),
+            success=self.success,
+            task_type=self.task_type,
             error=self.error,
         )
+
+    def _see(self, observation: str, info: dict[str, Any]) -> None:
+        """Takes over what the environment shows; a missing key fails here, as this episode's error."""
+        self.observation, self.info = observation, info
+        self.success, self.state_key = bool(info["success"]), info["state_key"]
+        self.task_type = str(info.get("task_type", ""))
 
 
 class Player:
@@ -127,18 +135,22 @@ class Player:
         while len(self._envs) < len(requests):
             self._envs.append(self.task.make_env(self.env_options))
         seats = [Seat(request, env) for request, env in zip(requests, self._envs, strict=False)]
-        self.clock.time("environment", lambda: [seat.guard(seat.begin) for seat in seats])
+        self.clock.time("environment", lambda: self._begin(seats))
         while going := [seat for seat in seats if seat.stop is None]:
             self._turn(going, policy, dialogue, decoding)
             done = [seat for seat in seats if seat.stop is not None]
             for observer in self.observers:
-                observer.rollout_advanced(len(done), sum(bool(s.info["success"]) for s in done), len(going))
+                observer.rollout_advanced(len(done), sum(seat.success for seat in done), len(going))
         return [seat.episode() for seat in seats]
 
     def close(self) -> None:
         """Every environment closed."""
         while self._envs:
             self._envs.pop().close()
+
+    def _begin(self, seats: Sequence[Seat]) -> None:
+        for seat in seats:
+            seat.guard(seat.begin)
 
     def _turn(self, going: Sequence[Seat], policy: RolloutPolicy, dialogue: Dialogue, decoding: Decoding) -> None:
         prompts: list[Sequence[int]] = []
@@ -159,14 +171,19 @@ class Player:
 
     def _step(self, ready: Sequence[Seat], completions: Sequence[Completion], responses: Sequence[str]) -> None:
         for seat, completion, response in zip(ready, completions, responses, strict=True):
-
-            def act(seat: Seat = seat, completion: Completion = completion, response: str = response) -> None:
-                seat.advance(self.task, completion, response)
-
-            seat.guard(act)
+            action = self.task.parser.parse(response)  # a fault of the parser is not the environment's
+            seat.guard(partial(seat.advance, self.task, completion, response, action))
 
 
 def _read(policy: RolloutPolicy, completion: Completion) -> str:
     """The response as text, without the stop token that ended it."""
     ids = completion.token_ids[:-1] if completion.finished else completion.token_ids
     return policy.tokenizer.decode(ids)
+
+
+def group_episodes(episodes: Sequence[Episode], group_size: int) -> list[EpisodeGroup]:
+    """Consecutive runs of `group_size` episodes as groups."""
+    return [
+        EpisodeGroup(episodes[start].task_seed, tuple(episodes[start : start + group_size]))
+        for start in range(0, len(episodes), group_size)
+    ]

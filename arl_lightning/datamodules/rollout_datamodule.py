@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -13,40 +12,23 @@ from torch.utils.data import DataLoader
 
 from arl_lightning.datamodules import collation
 from arl_lightning.datamodules.conversation import Dialogue
+from arl_lightning.datamodules.held_out import HeldOut, HeldOutLoader
 from arl_lightning.datamodules.resampling import collect_groups
-from arl_lightning.datamodules.rollout import EpisodeRequest, Player
+from arl_lightning.datamodules.rollout import EpisodeRequest, Player, group_episodes
 from arl_lightning.datamodules.rollout_measures import check_errors, measure_clock, measure_episodes, measure_groups
+from arl_lightning.datamodules.scene import Scene
 from arl_lightning.datamodules.task import Task
 from arl_lightning.functional.seeding import Stream, derive_seed
-from arl_lightning.protocols import GroupGate, RolloutObserver, RolloutPolicy
+from arl_lightning.protocols import RolloutPolicy
 from arl_lightning.types import (
     Advantages,
     ArlError,
     Decoding,
-    Episode,
     EpisodeGroup,
-    Measure,
     Rollout,
     Row,
     TrajectoryBatch,
 )
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """A fixed set of tasks that are only ever evaluated.
-
-    Args:
-        tasks: number of tasks; seeds count up from 0, and one whose initial state was seen before is left out.
-        env_options: options of the environment that choose the held-out split.
-        decodings: how responses are drawn, by name; the first reports as `val/...`, further ones as `val/NAME/...`.
-        portion: episodes played together.
-    """
-
-    tasks: int = 128
-    env_options: dict[str, Any] = field(default_factory=lambda: {"split": "validation"})
-    decodings: dict[str, Decoding] = field(default_factory=lambda: {"sampled": Decoding()})
-    portion: int = 256
 
 
 class RolloutDataModule(LightningDataModule):
@@ -62,8 +44,8 @@ class RolloutDataModule(LightningDataModule):
         env_options: options of the environment in training, for example its split.
         validation: held-out tasks of `validate` and of validation during `fit`.
         test: held-out tasks of `test`.
-        max_error_share: share of a rollout's episodes that may be unusable: by an error of the environment, a reward that
-            is not finite, or a first prompt that does not fit the context.
+        max_error_share: share of a rollout's episodes that may be unusable: by an error of the environment, a reward
+            that is not finite, or a first prompt that does not fit the context.
         seed: root of every draw; linked to `seed_everything`.
     """
 
@@ -76,8 +58,8 @@ class RolloutDataModule(LightningDataModule):
         minibatches: int = 8,
         sequence: Literal["turn", "episode"] = "turn",
         env_options: dict[str, Any] | None = None,
-        validation: HeldOut = HeldOut(),  # noqa: B008 - frozen
-        test: HeldOut = HeldOut(tasks=512, env_options={"split": "test"}),  # noqa: B008 - frozen
+        validation: HeldOut | None = None,
+        test: HeldOut | None = None,
         max_error_share: float = 0.1,
         seed: int = 0,
     ) -> None:
@@ -93,28 +75,25 @@ class RolloutDataModule(LightningDataModule):
         self.minibatches = minibatches
         self.sequence = sequence
         self.env_options = env_options or {}
-        self.held_out = {"val": validation, "test": test}
+        self.validation = validation or HeldOut()
+        self.test = test or HeldOut()
         self.max_error_share = max_error_share
         self.seed = seed
-        self._held_out_seeds: dict[str, list[int]] = {}
 
     # training
 
     def train_dataloader(self) -> DataLoader[TrajectoryBatch]:
         """This epoch's mini-batches, played just now. The loader has a length, so Lightning never fetches ahead."""
-        epoch = self._trainer.current_epoch
-        return DataLoader(cast(Any, self._train_batches(epoch)), batch_size=None, shuffle=False)
+        return DataLoader(cast(Any, self._train_batches(self._scene())), batch_size=None, shuffle=False)
 
-    def _train_batches(self, epoch: int) -> list[TrajectoryBatch]:
-        policy, observers = self._policy, self._observers
+    def _train_batches(self, scene: Scene) -> list[TrajectoryBatch]:
+        policy, epoch = scene.policy, scene.epoch
         dialogue = self.task.context.bind(policy.tokenizer, self.task.prompt)
-        gates = [cb for cb in self._callbacks if isinstance(cb, GroupGate)]
-        player = Player(self.task, self.env_options, observers)
-        for observer in observers:
-            observer.rollout_started("train", epoch, self.groups * self.group_size)
+        player = Player(self.task, self.env_options, scene.observers)
+        scene.announce("train", self.groups * self.group_size)
         try:
             play = partial(self._play_groups, player, policy, dialogue, epoch)
-            collected = collect_groups(play, gates, self.groups, epoch)
+            collected = collect_groups(play, scene.gates, self.groups, epoch)
         finally:
             player.close()
         episodes = [episode for group in collected.played for episode in group.episodes]
@@ -127,9 +106,7 @@ class RolloutDataModule(LightningDataModule):
             **collected.measures,
             **measure_clock(player.clock.seconds, tokens),
         }
-        rollout = Rollout("train", epoch, tuple(collected.kept), measures)
-        for observer in observers:
-            observer.rollout_finished(rollout)
+        scene.conclude(Rollout("train", epoch, tuple(collected.kept), measures))
         return batches
 
     def _play_groups(
@@ -171,108 +148,21 @@ class RolloutDataModule(LightningDataModule):
 
     def val_dataloader(self) -> HeldOutLoader:
         """Portions of held-out episodes, played when they are asked for, hence by the weights of that moment."""
-        return HeldOutLoader(self, "val")
+        return self._loader(self.validation, "val")
 
     def test_dataloader(self) -> HeldOutLoader:
         """Portions of test episodes."""
-        return HeldOutLoader(self, "test")
-
-    def held_out_seeds(self, stage: str) -> list[int]:
-        """Seeds of the stage's tasks, no two with the same initial state."""
-        if stage not in self._held_out_seeds:
-            held_out = self.held_out[stage]
-            env = self.task.make_env(held_out.env_options)
-            seeds: dict[Any, int] = {}
-            for seed in range(20 * held_out.tasks):
-                if len(seeds) == held_out.tasks:
-                    break
-                seeds.setdefault(env.reset(seed=seed)[1]["state_key"], seed)
-            env.close()
-            if len(seeds) < held_out.tasks:
-                raise ArlError(
-                    f"the held-out split has only {len(seeds)} distinct tasks in {20 * held_out.tasks} seeds, "
-                    f"{held_out.tasks} are asked for: lower `tasks` or widen the environment's options"
-                )
-            self._held_out_seeds[stage] = sorted(seeds.values())
-        return self._held_out_seeds[stage]
+        return self._loader(self.test, "test")
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Episodes stay where they are; tensors move."""
         return batch if isinstance(batch, Rollout) else super().transfer_batch_to_device(batch, device, dataloader_idx)
 
-    @property
-    def _trainer(self) -> Any:
-        if self.trainer is None:
-            raise RuntimeError("RolloutDataModule plays with its Trainer's module: attach it to a Trainer first")
-        return self.trainer
+    def _loader(self, held_out: HeldOut, stage: str) -> HeldOutLoader:
+        return HeldOutLoader(self.task, held_out, stage, self._scene, self.seed, self.max_error_share)
 
-    @property
-    def _callbacks(self) -> Sequence[object]:
-        return cast(Sequence[object], self._trainer.callbacks)
-
-    @property
-    def _policy(self) -> RolloutPolicy:
-        module = self._trainer.lightning_module
-        if not isinstance(module, RolloutPolicy):
-            raise ArlError(f"{type(module).__name__} cannot act: RolloutDataModule needs an AgentModule")
-        return module
-
-    @property
-    def _observers(self) -> list[RolloutObserver]:
-        candidates = [self._trainer.lightning_module, *self._callbacks]
-        return [candidate for candidate in candidates if isinstance(candidate, RolloutObserver)]
-
-
-class HeldOutLoader:
-    """Plays one portion of held-out tasks with one decoding at a time; its length is known, so nothing is fetched ahead.
-
-    Args:
-        data: whose tasks and policy are used.
-        stage: `val` or `test`.
-    """
-
-    def __init__(self, data: RolloutDataModule, stage: str) -> None:
-        self.data = data
-        self.stage = stage
-        held_out = data.held_out[stage]
-        starts = range(0, held_out.tasks, held_out.portion)
-        self.items = [(index, name, start) for index, name in enumerate(held_out.decodings) for start in starts]
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __iter__(self) -> Iterator[Rollout]:
-        data, held_out = self.data, self.data.held_out[self.stage]
-        policy, observers = data._policy, data._observers
-        dialogue = data.task.context.bind(policy.tokenizer, data.task.prompt)
-        player = Player(data.task, held_out.env_options, observers)
-        epoch = data._trainer.current_epoch
-        try:
-            for index, name, start in self.items:
-                stage = self.stage if index == 0 else f"{self.stage}/{name}"
-                seeds = data.held_out_seeds(self.stage)[start : start + held_out.portion]
-                for observer in observers:
-                    observer.rollout_started(stage, epoch, len(seeds))
-                requests = [
-                    EpisodeRequest(seed, 0, partial(derive_seed, data.seed, Stream.HELD_OUT_TOKEN, index, seed))
-                    for seed in seeds
-                ]
-                episodes = player.play(requests, policy, dialogue, held_out.decodings[name])
-                check_errors(episodes, data.max_error_share)
-                rollout = Rollout(stage, epoch, tuple(group_episodes(episodes, 1)), measure_episodes(stage, episodes))
-                for observer in observers:
-                    observer.rollout_finished(rollout)
-                yield rollout
-        finally:
-            player.close()
-
-
-def group_episodes(episodes: Sequence[Episode], group_size: int) -> list[EpisodeGroup]:
-    """Consecutive runs of `group_size` episodes as groups."""
-    return [
-        EpisodeGroup(episodes[start].task_seed, tuple(episodes[start : start + group_size]))
-        for start in range(0, len(episodes), group_size)
-    ]
+    def _scene(self) -> Scene:
+        return Scene.of(self.trainer)
 
 
 def _nest(by_turn: Sequence[float], groups: Sequence[EpisodeGroup]) -> Advantages:

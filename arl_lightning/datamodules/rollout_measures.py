@@ -22,7 +22,7 @@ def measure_episodes(stage: str, episodes: Sequence[Episode]) -> dict[str, Measu
         "valid_ratio": Measure.of([turn.valid for turn in turns]),
         "completions/mean_length": Measure.of([len(c.token_ids) for c in completions]),
         "completions/cut_ratio": Measure.of([not c.finished for c in completions]),
-        "errors": Measure(len(episodes) - len(usable), 1),
+        "error_ratio": Measure.of([not episode.usable for episode in episodes]),
     }
     types = Counter(episode.task_type for episode in usable if episode.task_type)
     for task_type in types if len(types) > 1 else ():
@@ -55,11 +55,11 @@ def check_errors(episodes: Sequence[Episode], max_share: float) -> None:
     if len(failed) > max_share * len(episodes):
         raise ArlError(
             f"{len(failed)} of {len(episodes)} episodes are not usable, more than max_error_share={max_share} allows; "
-            f"the first, task seed {failed[0].task_seed}, turn {len(failed[0].turns)}: {_failure(failed[0])}"
+            f"the first, task seed {failed[0].task_seed}, turn {len(failed[0].turns)}: {why_unusable(failed[0])}"
         )
 
 
-def _failure(episode: Episode) -> str:
+def why_unusable(episode: Episode) -> str:
     """Why the episode is not usable, in one line."""
     if episode.stop is StopReason.ERROR:
         trace = (episode.error or "").strip().splitlines()

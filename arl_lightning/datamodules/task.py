@@ -55,3 +55,14 @@ class Task:
         except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as error:
             raise ArlError(f"the environment {self.env_id!r} cannot be made: {error}") from error
         return cast(TextEnv, env.unwrapped)
+
+    def look(self, env: TextEnv, seed: int) -> tuple[str, dict[str, Any]]:
+        """The start of task `seed` outside of play, where a failing environment has no episode to end.
+
+        Raises:
+            ArlError: the environment raised.
+        """
+        try:
+            return env.reset(seed=seed)
+        except Exception as error:
+            raise ArlError(f"{self.env_id} cannot start task seed {seed}: {type(error).__name__}: {error}") from error

@@ -124,7 +124,7 @@ def canonical_layout(room: Room) -> str:
 
 
 def room_split(room: Room) -> str:
-    """The split of the room by its layout, shared by mirror twins: no state of one split can occur in play of another."""
+    """The split of the room by its layout, shared by mirror twins: no state of one split can occur in another."""
     bucket = int.from_bytes(blake2b(canonical_layout(room).encode(), digest_size=8).digest(), "big") % 100
     return next(split for split, end in SPLIT_ENDS.items() if bucket < end)
 

@@ -44,8 +44,9 @@ def token_logprobs(
 
     if len(targets_A) <= chunk_tokens:
         return chunk(hidden_AH, targets_A)
+    pieces = zip(torch.split(hidden_AH, chunk_tokens), torch.split(targets_A, chunk_tokens), strict=True)
     parts = [
         checkpoint(chunk, hidden, targets, use_reentrant=False) if torch.is_grad_enabled() else chunk(hidden, targets)
-        for hidden, targets in zip(hidden_AH.split(chunk_tokens), targets_A.split(chunk_tokens), strict=True)
+        for hidden, targets in pieces
     ]
     return torch.cat([logprobs for logprobs, _ in parts]), torch.cat([entropies for _, entropies in parts])

@@ -19,6 +19,8 @@ class Stream(IntEnum):
 
 def derive_seed(root: int, stream: Stream, *path: int) -> int:
     """The 63-bit seed of the draw that `path` (epoch, attempt, group, member, turn, ...) names below `root`."""
+    if max(path, default=0) >= 1 << 32:
+        raise ValueError(f"{path} has a step of 2**32 or more, whose draws could be those of another path")
     words = np.random.SeedSequence(entropy=root, spawn_key=(stream, *path)).generate_state(1, np.uint64)
     return int(words[0] >> np.uint64(1))
 

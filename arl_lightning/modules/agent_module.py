@@ -95,9 +95,7 @@ class AgentModule(PolicyModule):
         """Tokens that prompt and response may fill together."""
         return self.acting.max_context
 
-    def sample(
-        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], decoding: Decoding
-    ) -> list[Completion]:
+    def sample(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], decoding: Decoding) -> list[Completion]:
         """One response a prompt, in evaluation mode."""
         policy = self.acting
         training = policy.training
@@ -176,6 +174,7 @@ class AgentModule(PolicyModule):
         first_pass = self._logprobs(passes[0]) if len(passes) == 1 else None
         kept = self._sum([count(self._keep(part, first_pass), part.segment_ids_NT) for part in passes])
         logprobs: list[Tensor] = []
+        loss = 0.0
         for part in passes:
             logprobs_NT, entropies_NT = first_pass or self._logprobs(part)
             if batch_idx == 0:
@@ -183,10 +182,13 @@ class AgentModule(PolicyModule):
             output = self.objective.compute(logprobs_NT, entropies_NT, part, kept, acted)
             self.manual_backward(output.loss)
             self._log_measures(output.measures)
-            self.log("train/loss", output.loss.detach() * len(passes), batch_size=1, on_step=False, on_epoch=True)
+            loss += float(output.loss.detach())
             logprobs.append(logprobs_NT.detach())
+        self.log("train/loss", loss, batch_size=1, on_step=False, on_epoch=True)
         self.apply_gradient("train")
-        self.log("time/update_s", time.perf_counter() - started, batch_size=1, on_step=False, on_epoch=True, reduce_fx="sum")
+        self.log(
+            "time/update_s", time.perf_counter() - started, batch_size=1, on_step=False, on_epoch=True, reduce_fx="sum"
+        )
         return {"passes": passes, "logprobs": logprobs}
 
     def _logprobs(self, part: TrajectoryBatch) -> tuple[Tensor, Tensor]:

@@ -28,9 +28,9 @@ def sample_completions(
 ) -> list[Completion]:
     """One completion a prompt, drawn from the full distribution that `decoding` describes and nothing else.
 
-    The model's `generation_config` is not consulted. Row `i` consumes the counter-based stream of `seeds[i]`, one number
-    a token, so its draw does not depend on its neighbours. Rows leave the batch, and their cache with them, at the first
-    stop token, which is part of the completion.
+    The model's `generation_config` is not consulted. Row `i` consumes the counter-based stream of `seeds[i]`, one
+    number a token, so its draw does not depend on its neighbours. Rows leave the batch, and their cache with them, at
+    the first stop token, which is part of the completion.
     """
     device = model.device
     ids_NT, mask_NT = _left_pad(prompts, pad_token_id, device)

@@ -48,7 +48,7 @@ class MuonAdamW(Optimizer):
         super().__init__([*self._muon.param_groups, *self._adamw.param_groups], defaults={})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of each; returns the closure's loss."""
         loss = None
         if closure is not None:
@@ -57,6 +57,6 @@ class MuonAdamW(Optimizer):
         # handed over anew each time, since load_state_dict puts other objects in place
         self._muon.param_groups, self._adamw.param_groups = self.param_groups[:1], self.param_groups[1:]
         self._muon.state = self._adamw.state = self.state
-        self._muon.step()
+        self._muon.step()  # type: ignore[no-untyped-call]
         self._adamw.step()
         return loss

@@ -63,7 +63,9 @@ class Objective:
         if self.entropy is not None:
             bonus = self.aggregation.compute(entropies_NT, acts_NT, batch.segment_ids_NT, acted)
             loss = loss - self.entropy.coefficient * bonus
-        return LossOutput(loss, self._measures(logprobs_NT.detach(), entropies_NT.detach(), batch, token_loss.clipped_NT, keep_NT))
+        return LossOutput(
+            loss, self._measures(logprobs_NT.detach(), entropies_NT.detach(), batch, token_loss.clipped_NT, keep_NT)
+        )
 
     @staticmethod
     @torch.no_grad()

@@ -54,8 +54,8 @@ class PretrainedModel:
         folder = Path(self.pretrained).expanduser()
         if looks_local and not (folder / "config.json").is_file():
             raise ArlError(
-                f"no model at {self.pretrained!r}: give a folder that holds config.json (a finished cloning run leaves one "
-                "in its `model` folder) or a hub id such as Qwen/Qwen3-4B"
+                f"no model at {self.pretrained!r}: give a folder that holds config.json (a finished cloning run leaves "
+                "one in its `model` folder) or a hub id such as Qwen/Qwen3-4B"
             )
         name = str(folder) if folder.is_dir() else self.pretrained
         try:
@@ -80,7 +80,9 @@ class Policy(nn.Module):
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__()
         if not tokenizer.chat_template:
-            raise ArlError(f"the tokenizer of {tokenizer.name_or_path!r} has no chat template: set tokenizer.chat_template")
+            raise ArlError(
+                f"the tokenizer of {tokenizer.name_or_path!r} has no chat template: set tokenizer.chat_template"
+            )
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
         self.model = model
@@ -98,7 +100,7 @@ class Policy(nn.Module):
 
         Rows are padded on the right, so a causal model needs no attention mask: no real token can see padding.
         """
-        hidden_NTH = self.model.get_decoder()(input_ids=batch.input_ids_NT, use_cache=False).last_hidden_state
+        hidden_NTH = self._hidden(batch.input_ids_NT)
         acts_NT = batch.action_mask_NT[:, 1:]
         logprobs_A, entropies_A = token_logprobs(
             hidden_NTH[:, :-1][acts_NT],
@@ -118,8 +120,13 @@ class Policy(nn.Module):
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
+    def _hidden(self, input_ids_NT: Tensor) -> Tensor:
+        decoder = self.model.get_decoder()  # type: ignore[no-untyped-call]
+        hidden_NTH: Tensor = decoder(input_ids=input_ids_NT, use_cache=False).last_hidden_state
+        return hidden_NTH
+
     def _head(self, hidden_AH: Tensor) -> Tensor:
-        logits_AV: Tensor = self.model.get_output_embeddings()(hidden_AH)
+        logits_AV: Tensor = self.model.get_output_embeddings()(hidden_AH)  # type: ignore[no-untyped-call]
         softcap = getattr(self.model.config.get_text_config(), "final_logit_softcapping", None)
         return logits_AV if softcap is None else softcap * torch.tanh(logits_AV / softcap)
 
@@ -128,7 +135,7 @@ class Policy(nn.Module):
         """Refuses models whose logits are more than head(hidden): their log-probs would be silently wrong."""
         ids = torch.arange(4, device=self.model.device)[None] % self.model.config.get_text_config().vocab_size
         whole = self.model(input_ids=ids, use_cache=False).logits.float()
-        ours = self._head(self.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state).float()
+        ours = self._head(self._hidden(ids)).float()
         if not torch.allclose(whole, ours, rtol=1e-2, atol=1e-2):
             raise ArlError(
                 f"{type(self.model).__name__} scales its logits in a way that this package does not know "

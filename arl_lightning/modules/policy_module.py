@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ class PolicyModule(LightningModule):
     @property
     def tokenizer(self) -> ChatTokenizer:
         """The policy's tokenizer."""
-        return self.acting.tokenizer  # type: ignore[no-any-return]
+        return self.acting.tokenizer  # type: ignore[return-value]  # transformers annotates `decode` more widely
 
     def configure_model(self) -> None:
         """Loads the model once; Lightning calls this again for every verb."""
@@ -78,7 +79,10 @@ class PolicyModule(LightningModule):
         """One optimiser over everything trainable; refuses an empty one, whose curves would look healthy."""
         trainable = self.trainable_parameters()
         if not trainable:
-            raise ArlError("zero trainable parameters: every weight of the policy is frozen, so training would do nothing")
+            raise ArlError(
+                "zero trainable parameters: every weight of the policy is frozen, so training would do nothing; "
+                "choose a model.policy that leaves some to train"
+            )
         optimizer = self.make_optimizer(trainable.items())
         self._asked_groups = [
             {name: value for name, value in group.items() if name not in ("params", "param_names")}
@@ -103,7 +107,7 @@ class PolicyModule(LightningModule):
     def on_train_epoch_end(self) -> None:
         """The scheduler advances once an epoch; under own optimisation Lightning leaves that to us."""
         if (scheduler := self.lr_schedulers()) is not None:
-            scheduler.step()  # type: ignore[union-attr, call-arg]
+            scheduler.step()  # type: ignore[union-attr]
 
     def passes(self, batch: TokenBatch) -> list[range]:
         """Row ranges of `batch` that each fit one forward pass and cut no segment."""
@@ -114,13 +118,18 @@ class PolicyModule(LightningModule):
         """Clips, steps, and gives back the gradient's norm before clipping; None when the step was skipped.
 
         Raises:
-            ArlError: after `max_skipped_steps` non-finite gradients in a row, or when a step left every weight unchanged.
+            ArlError: after `max_skipped_steps` non-finite gradients in a row, or when the first step left every weight
+                unchanged.
         """
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
         parameters = self.trainable_parameters().values()
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.gradient_clip))
-        if norm != norm or norm == float("inf"):
+        finite = math.isfinite(norm)
+        self.log(
+            f"{stage}/skipped_steps", float(not finite), batch_size=1, on_step=False, on_epoch=True, reduce_fx="sum"
+        )
+        if not finite:
             self.skipped_steps += 1
             if self.skipped_steps >= self.max_skipped_steps:
                 raise ArlError(
@@ -137,7 +146,7 @@ class PolicyModule(LightningModule):
         self.log(f"{stage}/grad_norm", norm, batch_size=1, on_step=False, on_epoch=True)
         return norm
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Trained weights only: the frozen rest comes from where it was loaded."""
         trained = self.trainable_parameters()
         return {name: value for name, value in super().state_dict(*args, **kwargs).items() if name in trained}
@@ -162,4 +171,6 @@ def check_same_weights(saved: Mapping[str, Tensor], expected: Mapping[str, Tenso
                 f"{list(weight.shape)} here"
             )
     if extra := sorted(set(saved) - set(expected)):
-        raise ArlError(f"this checkpoint is of another model: it also trained {extra[0]!r}, which is absent or frozen here")
+        raise ArlError(
+            f"this checkpoint is of another model: it also trained {extra[0]!r}, which is absent or frozen here"
+        )

@@ -36,10 +36,10 @@ def start(command: Sequence[str], log: Path | None = None) -> subprocess.Popen[b
     """A child with one thread, since two threads beside another job are many times slower than one."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     if log is None:
-        return subprocess.Popen(command, env=environment)
+        return subprocess.Popen(command, env=environment)  # noqa: S603 - our own command
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as file:
-        return subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT)
+        return subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT)  # noqa: S603
 
 
 def finish(child: subprocess.Popen[bytes], log: Path | None = None) -> None:
@@ -50,7 +50,7 @@ def finish(child: subprocess.Popen[bytes], log: Path | None = None) -> None:
     """
     if child.wait():
         lines = log.read_text(errors="replace").strip().splitlines() if log else []
-        raise ArlError(f"`{' '.join(child.args[1:4])} …` failed{f': {lines[-1]}' if lines else ''}")  # type: ignore[index]
+        raise ArlError(f"a run failed with exit code {child.returncode}{f': {lines[-1]}' if lines else ''}")
 
 
 def run(command: Sequence[str], log: Path | None = None) -> None:
@@ -64,16 +64,25 @@ def read_metrics(folder: Path, verb: str) -> dict[str, float]:
     return metrics
 
 
-def read_curve(folder: Path, name: str) -> tuple[list[float], list[float]]:
-    """Epochs and values of one logged metric of the run in `folder`."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events: Any = EventAccumulator(str(folder))
-    events.Reload()
+def read_curve(folder: Path, name: str) -> tuple[list[int], list[float]]:
+    """Epochs, from 1, and values of one logged metric of the run in `folder`; empty when it was never logged."""
+    events = _events(folder)
     if name not in events.Tags()["scalars"]:
         return [], []
-    epoch_of_step = {event.step: event.value for event in events.Scalars("epoch")}
-    points = {event.step: event.value for event in events.Scalars(name)}
-    return [epoch_of_step[step] + 1 for step in points if step in epoch_of_step], [
-        value for step, value in points.items() if step in epoch_of_step
-    ]
+    epoch_of_step = {event.step: round(event.value) + 1 for event in events.Scalars("epoch")}
+    points = {epoch_of_step[event.step]: event.value for event in events.Scalars(name) if event.step in epoch_of_step}
+    return list(points), list(points.values())
+
+
+def read_minutes(folder: Path) -> float:
+    """Minutes between the first and the last number that the run in `folder` logged."""
+    times = [event.wall_time for event in _events(folder).Scalars("epoch")]
+    return float(max(times) - min(times)) / 60
+
+
+def _events(folder: Path) -> Any:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    return events

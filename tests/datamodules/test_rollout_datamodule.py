@@ -13,8 +13,10 @@ from lightning.pytorch import Trainer
 
 from arl_lightning.callbacks.dynamic_filtering import DynamicFiltering
 from arl_lightning.datamodules.conversation import FullContext
+from arl_lightning.datamodules.held_out import HeldOut
 from arl_lightning.datamodules.prompting import TaggedAction
-from arl_lightning.datamodules.rollout_datamodule import HeldOut, RolloutDataModule, group_episodes
+from arl_lightning.datamodules.rollout import group_episodes
+from arl_lightning.datamodules.rollout_datamodule import RolloutDataModule
 from arl_lightning.functional.seeding import Stream, derive_seed
 from arl_lightning.modules.agent_module import AgentModule
 from arl_lightning.modules.aggregations import TokenMean
@@ -37,7 +39,6 @@ from arl_lightning.types import (
 )
 
 say = TaggedAction().write
-GREEDY = Decoding(temperature=0.0, max_new_tokens=8)
 HELD_OUT = HeldOut(tasks=5, env_options={}, decodings={"sampled": Decoding(max_new_tokens=8)}, portion=3)
 
 
@@ -151,7 +152,7 @@ def test_unusable_episodes_leave_the_statistics_but_are_counted() -> None:
     plays = {(0, 0): ["win"], (0, 1): ["wait", "crash"], (1, 0): ["nan"]}
     [batch], rollout = epoch_of(module(max_error_share=0.34), scripted(plays))
     assert len(batch) == 4
-    assert rollout.measures["train/errors"] == Measure(2, 1)
+    assert rollout.measures["train/error_ratio"] == Measure(2, 6)
     assert rollout.measures["train/success_rate"] == Measure(1, 4)
     assert rollout.measures["train/reward"] == Measure(1.0, 4)
     assert rollout.measures["train/turns"] == Measure(4, 4)
@@ -203,6 +204,18 @@ def test_the_same_seed_gives_the_same_batches_and_another_seed_or_epoch_others()
     assert tokens(3, 0) == tokens(3, 0)
     assert tokens(3, 0) != tokens(4, 0)
     assert tokens(3, 0) != tokens(3, 1)
+
+
+def test_seed_and_epoch_decide_the_tasks_and_the_order_of_rows_too() -> None:
+    tasks: set[int] = set()
+    orders: set[tuple[float, ...]] = set()
+    for seed, epoch in [(3, 0), (3, 1), (4, 0)]:
+        [batch], rollout = epoch_of(module(seed=seed), scripted({}, estimate=numbered), epoch=epoch)
+        tasks |= {group.task_seed for group in rollout.groups}
+        orders.add(tuple(batch.advantages_NT.amax(dim=1).tolist()))
+    assert len(tasks) == 6  # 3 · 2 groups, none twice
+    assert {tuple(sorted(order)) for order in orders} == {(1.0, 11.0, 21.0, 101.0, 111.0, 121.0)}
+    assert len(orders) == 3
 
 
 def test_an_episode_does_not_depend_on_how_many_groups_are_played_with_it() -> None:
@@ -280,14 +293,17 @@ def held_out(data: RolloutDataModule, policy: ScriptedPolicy, epoch: int = 0) ->
 
 
 def test_held_out_tasks_are_the_first_seeds_with_distinct_initial_states() -> None:
-    data = module(task=scripted_task(places=[5, 5, 6, 5, 7, 6, 8]), validation=HeldOut(tasks=4, env_options={}))
-    assert data.held_out_seeds("val") == [0, 2, 4, 6]
+    assert HeldOut(tasks=4).seeds(scripted_task(places=[5, 5, 6, 5, 7, 6, 8])) == [0, 2, 4, 6]
 
 
 def test_too_few_distinct_held_out_tasks_are_an_error_with_the_number_found() -> None:
-    data = module(task=scripted_task(places=[5, 6, 7]), test=HeldOut(tasks=4, env_options={}))
     with pytest.raises(ArlError, match="only 3 distinct tasks"):
-        data.held_out_seeds("test")
+        HeldOut(tasks=4).seeds(scripted_task(places=[5, 6, 7]))
+
+
+def test_an_environment_that_fails_at_a_held_out_start_is_named_with_the_seed() -> None:
+    with pytest.raises(ArlError, match="task seed 1: RuntimeError: scripted failure"):
+        HeldOut(tasks=4).seeds(scripted_task(failing_seeds=[1]))
 
 
 def test_held_out_tasks_come_from_the_stages_own_options() -> None:
@@ -296,17 +312,18 @@ def test_held_out_tasks_come_from_the_stages_own_options() -> None:
 
 
 def test_each_decoding_plays_every_task_once_in_portions_and_the_first_reports_plainly() -> None:
-    decodings = {"sampled": Decoding(max_new_tokens=8), "greedy": GREEDY}
+    decodings = {"sampled": Decoding(max_new_tokens=8), "brief": Decoding(max_new_tokens=2)}
     data = module(validation=HeldOut(tasks=5, env_options={}, decodings=decodings, portion=3))
     rollouts = held_out(data, ScriptedPolicy([say("win")]))
     assert len(data.val_dataloader()) == len(rollouts) == 4
     assert [(r.stage, [group.task_seed for group in r.groups]) for r in rollouts] == [
         ("val", [0, 1, 2]),
         ("val", [3, 4]),
-        ("val/greedy", [0, 1, 2]),
-        ("val/greedy", [3, 4]),
+        ("val/brief", [0, 1, 2]),
+        ("val/brief", [3, 4]),
     ]
-    assert rollouts[3].measures["val/greedy/success_rate"] == Measure(2, 2)
+    assert rollouts[1].measures["val/success_rate"] == Measure(2, 2)
+    assert rollouts[3].measures["val/brief/success_rate"] == Measure(0, 2)  # two tokens hold no answer
 
 
 def test_held_out_play_repeats_its_draws_in_every_epoch_and_is_never_filtered() -> None:
@@ -328,7 +345,11 @@ def test_held_out_errors_stop_the_run_too() -> None:
 
 @pytest.mark.parametrize(
     ("knobs", "name"),
-    [({"decoding": GREEDY}, "temperature"), ({"groups": 0}, "groups"), ({"minibatches": 0}, "minibatches")],
+    [
+        ({"decoding": Decoding(temperature=0.0)}, "temperature"),
+        ({"groups": 0}, "groups"),
+        ({"minibatches": 0}, "minibatches"),
+    ],
 )
 def test_settings_without_anything_to_learn_from_are_refused(knobs: dict[str, Any], name: str) -> None:
     with pytest.raises(ArlError, match=name):
@@ -343,7 +364,7 @@ def test_a_module_that_cannot_act_is_refused_by_name() -> None:
 
 
 def test_play_needs_a_trainer() -> None:
-    with pytest.raises(RuntimeError, match="attach it to a Trainer"):
+    with pytest.raises(RuntimeError, match="attach the data module to a Trainer"):
         module().train_dataloader()
 
 

@@ -33,21 +33,21 @@ def test_episodes_add_up_to_sums_and_counts() -> None:
         "val/valid_ratio": Measure(2, 3),
         "val/completions/mean_length": Measure(5, 3),  # 3 + 1 + 1 tokens
         "val/completions/cut_ratio": Measure(1, 3),
-        "val/errors": Measure(0, 1),
+        "val/error_ratio": Measure(0, 2),
     }
 
 
 @pytest.mark.parametrize("bad", [FAILED, scripted_episode([1.0, math.nan]), scripted_episode([])])
 def test_an_unusable_episode_counts_as_an_error_and_nowhere_else(bad: Episode) -> None:
     clean, spoilt = measure_episodes("train", [WON, LOST]), measure_episodes("train", [WON, bad, LOST])
-    assert spoilt.pop("train/errors") == Measure(1, 1)
-    assert clean.pop("train/errors") == Measure(0, 1)
+    assert spoilt.pop("train/error_ratio") == Measure(1, 3)
+    assert clean.pop("train/error_ratio") == Measure(0, 2)
     assert spoilt == clean
 
 
 def test_without_usable_episodes_every_count_is_zero_and_no_mean_is_made_up() -> None:
     measures = measure_episodes("train", [FAILED])
-    assert measures.pop("train/errors") == Measure(1, 1)
+    assert measures.pop("train/error_ratio") == Measure(1, 1)
     assert set(measures.values()) == {Measure(0, 0)}
 
 

@@ -50,6 +50,6 @@ def test_passes_cover_all_rows_in_order_and_fit(sizes: list[tuple[int, int]], ma
     passes = pack_units(units, lengths, max_tokens)
     assert [row for rows in passes for row in rows] == list(range(len(lengths)))
     starts = {unit.start for unit in units}
-    for rows in passes:
-        assert rows.start in starts
-        assert rows in units or len(rows) * max(lengths[row] for row in rows) <= max_tokens
+    for one in passes:
+        assert one.start in starts
+        assert one in units or len(one) * max(lengths[row] for row in one) <= max_tokens

@@ -93,7 +93,7 @@ def poisoned() -> TrajectoryBatch:
     return replace(batch, advantages_NT=batch.advantages_NT * math.nan)
 
 
-def gradient(tokens_per_pass: int, objective: Objective) -> tuple[Tensor, int]:
+def gradient(tokens_per_pass: int, objective: Objective, batch: TrajectoryBatch) -> tuple[Tensor, int]:
     """The whole gradient of one step, read off a step of SGD at rate 1, and the number of passes."""
     module = agent(
         objective=objective,
@@ -102,7 +102,7 @@ def gradient(tokens_per_pass: int, objective: Objective) -> tuple[Tensor, int]:
         tokens_per_pass=tokens_per_pass,
         ratio_tolerance=math.inf,
     )
-    before, batch = weights(module.policy), played(drift=0.1)
+    before = weights(module.policy)
     fit(module, [batch])
     steps = [(before[name] - weight).flatten() for name, weight in weights(module.policy).items()]
     return torch.cat(steps), len(module.passes(batch))
@@ -122,22 +122,28 @@ def test_the_module_is_what_a_rollout_asks_for() -> None:
 )
 def test_the_gradient_does_not_depend_on_the_passes(aggregation: Aggregation, mask: SegmentMask | None) -> None:
     objective = Objective(TokenClip(), aggregation, GroupNormalized(), mask, ReferenceKL(0.1), EntropyBonus(0.1))
-    whole, one_pass = gradient(1000, objective)
-    some, some_passes = gradient(30, objective)
-    each, most_passes = gradient(1, objective)
+    batch = played(drift=0.1)
+    whole, one_pass = gradient(1000, objective, batch)
+    some, some_passes = gradient(30, objective, batch)
+    each, most_passes = gradient(1, objective, batch)
     assert (one_pass, some_passes, most_passes) == (1, 3, 5)  # rows 1 and 2 are never parted
     assert whole.norm() > 0.01
     torch.testing.assert_close(some, whole, rtol=0, atol=1e-6)
     torch.testing.assert_close(each, whole, rtol=0, atol=1e-6)
 
 
-def test_the_mask_of_that_test_drops_some_segments_and_keeps_others() -> None:
-    # or else the law above would hold for nothing
-    batch = played(drift=0.1)
+@pytest.mark.parametrize("tokens_per_pass", [1000, 30, 1])
+@pytest.mark.parametrize("aggregation", [TokenMean(), SequenceMean()], ids=lambda a: type(a).__name__)
+def test_dropped_segments_are_as_if_they_were_not_there(aggregation: Aggregation, tokens_per_pass: int) -> None:
+    batch, mask = played(drift=0.1), SequenceMask(delta=0.01)
     with torch.no_grad():
         logprobs_NT, _ = agent().acting.logprobs(batch)
-    keep_NT = replace(OBJECTIVE, mask=SequenceMask(delta=0.01)).keep(logprobs_NT, batch)
-    assert 0 < keep_NT.sum() < batch.action_mask_NT.sum()
+    keep_NT = mask.keep(logprobs_NT, batch.old_logprobs_NT, batch.advantages_NT, batch.segment_ids_NT)
+    kept_rows = keep_NT.any(dim=1).nonzero()[:, 0].tolist()
+    assert 0 < len(kept_rows) < len(batch)
+    masked, _ = gradient(tokens_per_pass, Objective(TokenClip(), aggregation, GroupNormalized(), mask), batch)
+    alone, _ = gradient(1000, Objective(TokenClip(), aggregation, GroupNormalized()), batch.take(kept_rows))
+    torch.testing.assert_close(masked, alone, rtol=0, atol=1e-6)
 
 
 def test_the_step_makes_good_tokens_likelier_and_bad_ones_less() -> None:

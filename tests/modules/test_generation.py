@@ -26,7 +26,7 @@ OFTEN = frozenset(range(0, 104, 4))  # about one token in four
 def sharper_head() -> None:
     """Fresh weights give a flat distribution, on which truncation and temperature would hardly show."""
     with torch.no_grad():
-        POLICY.model.get_output_embeddings().weight.mul_(10)
+        POLICY.model.get_output_embeddings().weight.mul_(10)  # type: ignore[no-untyped-call]
 
 
 def sample(
@@ -169,11 +169,11 @@ def test_shipped_generation_defaults_are_ignored() -> None:
         "max_length": 3,
     }
     shipped = {name: getattr(config, name) for name in odd}
-    config.update(**odd)
+    config.update(**odd)  # type: ignore[no-untyped-call]
     try:
         assert sample(PROMPTS, SEEDS, decoding) == before
     finally:
-        config.update(**shipped)
+        config.update(**shipped)  # type: ignore[no-untyped-call]
 
 
 def test_a_stop_token_ends_its_row_and_belongs_to_it() -> None:

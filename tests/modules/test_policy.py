@@ -1,6 +1,7 @@
 """The policy: when it stops, how probable its tokens are, and which models are refused."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from arl_lightning.modules.tiny_model import TinyModel, build_tokenizer
 from arl_lightning.testing import tiny_policy
 from arl_lightning.types import ArlError, TokenBatch
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": 104,
     "hidden_size": 16,
     "intermediate_size": 24,
@@ -71,9 +72,9 @@ def from_full_logits(policy: Policy, temperature: float) -> tuple[Tensor, Tensor
     for row, (ids, places) in enumerate(zip(ROWS, ACTIONS, strict=True)):
         logits_TV = policy.model(input_ids=torch.tensor([ids])).logits[0] / temperature
         for place in places:
-            distribution = torch.distributions.Categorical(logits=logits_TV[place - 1])
-            logprobs_NT[row, place] = distribution.log_prob(torch.tensor(ids[place]))
-            entropies_NT[row, place] = distribution.entropy()
+            logprobs_V = logits_TV[place - 1].double().log_softmax(-1)
+            logprobs_NT[row, place] = logprobs_V[ids[place]]
+            entropies_NT[row, place] = -(logprobs_V.exp() * logprobs_V).sum()
     return logprobs_NT, entropies_NT
 
 
@@ -116,7 +117,7 @@ def test_what_stands_in_the_padding_does_not_matter() -> None:
 
 def test_log_probs_of_a_bfloat16_model_are_float32() -> None:
     model, tokenizer = TinyModel(hidden_size=16, layers=1, heads=2, mlp_size=24, max_context=48).load()
-    logprobs_NT, entropies_NT = Policy(model.to(torch.bfloat16), tokenizer).logprobs(padded_batch())
+    logprobs_NT, entropies_NT = Policy(model.bfloat16(), tokenizer).logprobs(padded_batch())
     assert (logprobs_NT.dtype, entropies_NT.dtype) == (torch.float32, torch.float32)
     assert logprobs_NT.requires_grad
     assert not entropies_NT.requires_grad

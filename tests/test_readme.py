@@ -1,0 +1,59 @@
+"""The README's commands and code are true today."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from arl_lightning.cli import main
+from arl_lightning.testing import check_text_env
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def _blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_every_arl_command_parses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    commands = [line for block in _blocks("bash") for line in block.splitlines() if line.startswith("arl ")]
+    assert len(commands) >= 9
+    for command in commands:
+        with pytest.raises(SystemExit) as stop:
+            main([*shlex.split(command)[1:], "--print_config"])
+        assert stop.value.code == 0
+        printed = capsys.readouterr().out
+        if command.startswith("arl fit --config configs/base.yaml"):  # what the next commands read
+            (tmp_path / "runs/sampo").mkdir(parents=True)
+            (tmp_path / "runs/sampo/config.yaml").write_text(printed)
+
+
+def test_make_targets_exist() -> None:
+    targets = re.findall(r"^make (\S+)", "\n".join(_blocks("bash")), re.MULTILINE)
+    assert targets == ["demo", "test"]
+    for target in targets:
+        assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+def test_the_environment_keeps_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = _blocks("python")
+    module = ModuleType("echo")
+    monkeypatch.setitem(sys.modules, "echo", module)
+    exec(compile(code, "echo.py", "exec"), module.__dict__)
+    check_text_env(module.Echo)
+    assert len(code.strip().splitlines()) <= 40
+
+
+def test_links_lead_somewhere() -> None:
+    for link in re.findall(r"\]\((?!http)([^)]+)\)", README):
+        assert (ROOT / link).exists(), link
