@@ -117,6 +117,6 @@ class DemonstrationDataModule(LightningDataModule):
         episode = seat.episode()
         if not episode.usable:
             raise ArlError(
-                f"{self.task.env_id} failed at task seed {episode.task_seed} of a demonstration: {why_unusable(episode)}"
+                f"{self.task.env_id} failed in demonstrating task {episode.task_seed}: {why_unusable(episode)}"
             )
         return episode

@@ -73,7 +73,8 @@ def draw_curve(folder: Path, summary: Summary, test_tasks: int) -> None:
         x = [i + 0.27 * (place - 1) for i in range(len(rates))]
         style = {"width": 0.25, "color": _COLORS[agent], "error_kw": {"elinewidth": 0.8}}
         bars = right.bar(x, list(rates.values()), yerr=errors, label=_AGENTS[agent], **style)
-        right.bar_label(bars, fmt="%.2f", fontsize=8, label_type="center")
+        shade = "white" if agent == "after" else "black"
+        right.bar_label(bars, fmt="%.2f", fontsize=8, label_type="center", color=shade)
     right.set(ylim=(0, 1.15), title=f"{test_tasks} held-out test rooms")
     right.set_xticks(range(len(DECODINGS)), list(_TITLES.values()))
     right.legend(loc="upper left", frameon=False, ncols=3, fontsize=8)
