@@ -69,6 +69,7 @@ class ArlTrainer(Trainer):
         output: str,
         datamodule: LightningDataModule | None = None,  # noqa: ARG002 - Lightning's call names it
         ckpt_path: str | None = None,
+        weights_only: bool | None = None,  # noqa: ARG002 - stands in every config.yaml that `fit` leaves
     ) -> None:
         """Writes the trained policy in Hugging Face format.
 
@@ -77,6 +78,7 @@ class ArlTrainer(Trainer):
             output: folder to write.
             datamodule: not used; every verb is given one.
             ckpt_path: checkpoint of the trained weights; without one the start is written.
+            weights_only: not used; a checkpoint is always read as weights only.
         """
         if not isinstance(model, PolicyModule):
             raise ArlError(f"{type(model).__name__} holds no policy to export")
