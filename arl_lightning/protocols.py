@@ -93,7 +93,7 @@ class RolloutPolicy(Protocol):
         ...
 
     def score(self, batch: TokenBatch) -> Scores:
-        """Log-probs, reference log-probs and entropies at action positions, without gradient."""
+        """Log-probs, reference log-probs, entropies and reward penalties at action positions, without gradient."""
         ...
 
     def estimate_advantages(self, groups: Sequence[EpisodeGroup], entropies_PGK: Advantages) -> Advantages:
@@ -143,6 +143,22 @@ class KLRegularizer(Protocol):
 
     def compute(self, logprobs_NT: Tensor, ref_logprobs_NT: Tensor) -> Tensor:
         """KL estimate in nats, `[N, T]`, differentiable in `logprobs_NT`."""
+        ...
+
+
+class RewardPenalty(Protocol):
+    """Takes the divergence from the reference off the reward, before advantages are estimated."""
+
+    def penalize(self, logprobs_NT: Tensor, ref_logprobs_NT: Tensor) -> Tensor:
+        """What each token takes off its turn's reward, `[N, T]`."""
+        ...
+
+
+class SamplerCorrection(Protocol):
+    """Weighs tokens for the disagreement between the sampler and the trainer."""
+
+    def weigh(self, old_logprobs_NT: Tensor, behavior_logprobs_NT: Tensor) -> Tensor:
+        """Factor of each token's policy loss, `[N, T]`, without gradient."""
         ...
 
 

@@ -11,8 +11,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-_TensorChange = Callable[[Tensor], Tensor]
-
 INVALID_ACTION = "invalid"
 """What an environment is told when the model's answer could not be parsed."""
 
@@ -56,8 +54,7 @@ class Decoding:
 class Completion:
     """One sampled response, the sampled end-of-turn token included.
 
-    `logprobs` are those of the distribution that was sampled from (float32, nats); `finished` is False when the
-    response was cut at `max_new_tokens`.
+    `logprobs` (float32, nats) are of the sampled distribution; `finished` is False when `max_new_tokens` cut it.
     """
 
     token_ids: tuple[int, ...]
@@ -123,10 +120,7 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeGroup:
-    """All members' episodes of one task, begun from the identical initial state.
-
-    There are `group_size` of them; other libraries call the same number `num_generations`.
-    """
+    """All `group_size` members' episodes of one task, begun from the identical initial state."""
 
     task_seed: int
     episodes: tuple[Episode, ...]
@@ -233,7 +227,7 @@ class TokenBatch:
         longest = int(self.lengths_N[index_N].max())
         return self._map(lambda value: value[index_N, :longest] if value.dim() == 2 else value[index_N])
 
-    def _map(self, change: _TensorChange) -> Self:
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
         changed: dict[str, Any] = {
             f.name: change(value) for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)
         }
@@ -261,16 +255,20 @@ class TrajectoryBatch(TokenBatch):
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What the no-gradient pass found at action positions, 0 elsewhere; all `[N, T]` float32 (nats)."""
+    """What the no-gradient pass found at action positions, 0 elsewhere; all `[N, T]` float32 (nats).
+
+    `penalties_NT` is what each token takes off its turn's reward: 0 unless the objective puts its KL there.
+    """
 
     logprobs_NT: Tensor
     ref_logprobs_NT: Tensor
     entropies_NT: Tensor
+    penalties_NT: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class StepTotals:
-    """Denominators of one whole optimiser step, shared by all its micro-batches (and ranks)."""
+    """Denominators of one whole optimiser step, shared by all its passes and ranks."""
 
     tokens: int
     segments: int
@@ -288,11 +286,14 @@ class TokenLoss:
 
 
 @dataclass(frozen=True, slots=True)
-class LossOutput:
-    """The share of the optimiser step's loss that this micro-batch carries, and its measures by metric name."""
+class PassRecord:
+    """One forward pass of an optimiser step, without gradient: its rows and which tokens were clipped and kept."""
 
-    loss: Tensor
-    measures: Mapping[str, Measure]
+    batch: TrajectoryBatch
+    logprobs_NT: Tensor
+    entropies_NT: Tensor
+    clipped_NT: Tensor
+    keep_NT: Tensor
 
 
 Advantages = Sequence[Sequence[Sequence[float]]]

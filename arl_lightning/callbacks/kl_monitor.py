@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor
 
 from arl_lightning.functional.kl import k3
 from arl_lightning.types import ArlError, TrajectoryBatch
@@ -18,9 +17,7 @@ class KLMonitor(Callback):
     """Logs KL estimates of every mini-batch, in nats a token; stops a run that leaves its reference too far behind.
 
     `train/kl_monitor/sampler` is mean(behavior − new); `.../mismatch` mean(behavior − old), the part that is not
-    learning but a disagreement between sampler and trainer; `.../reference` is k3 to the reference;
-    `.../low_and_negative` and `.../others` are mean(old − new) on tokens with A < 0 and ratio < 1 and on all others:
-    their parting announces collapse.
+    learning but a disagreement between sampler and trainer; `.../reference` is k3 to the reference.
 
     Args:
         start_tolerance: largest |log π − log π_ref| of a token allowed before the first step, where the reference is
@@ -37,17 +34,20 @@ class KLMonitor(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Logs the estimates of the mini-batch that was just used."""
-        if not isinstance(outputs, Mapping) or "passes" not in outputs:
+        if not isinstance(outputs, Mapping) or "records" not in outputs:
             return
-        for part, logprobs_NT in zip(outputs["passes"], outputs["logprobs"], strict=True):
+        for record in outputs["records"]:
+            part, acts_NT = record.batch, record.batch.action_mask_NT
             if trainer.current_epoch == 0 and batch_idx == 0:
                 self._check_start(part)
-            for name, (values_NT, mask_NT) in _estimates(part, logprobs_NT).items():
-                if count := int(mask_NT.sum()):
-                    mean = values_NT[mask_NT].double().mean()
-                    pl_module.log(
-                        f"train/kl_monitor/{name}", mean.float(), batch_size=count, on_step=False, on_epoch=True
-                    )
+            estimates = {
+                "sampler": part.behavior_logprobs_NT - record.logprobs_NT,
+                "mismatch": part.behavior_logprobs_NT - part.old_logprobs_NT,
+                "reference": k3(record.logprobs_NT, part.ref_logprobs_NT),
+            }
+            for name, values_NT in estimates.items():
+                mean, count = values_NT[acts_NT].double().mean().float(), int(acts_NT.sum())
+                pl_module.log(f"train/kl_monitor/{name}", mean, batch_size=count, on_step=False, on_epoch=True)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stops the run when the epoch's KL to the reference is over the limit."""
@@ -66,16 +66,3 @@ class KLMonitor(Callback):
                 f"before the first step policy and reference differ by {float(gap):.3g} nats at a token, so the "
                 "reference is not the start: check how both were loaded"
             )
-
-
-def _estimates(part: TrajectoryBatch, logprobs_NT: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    acts_NT = part.action_mask_NT
-    drift_NT = part.old_logprobs_NT - logprobs_NT
-    sinking_NT = acts_NT & (part.advantages_NT < 0) & (drift_NT > 0)
-    return {
-        "sampler": (part.behavior_logprobs_NT - logprobs_NT, acts_NT),
-        "mismatch": (part.behavior_logprobs_NT - part.old_logprobs_NT, acts_NT),
-        "reference": (k3(logprobs_NT, part.ref_logprobs_NT), acts_NT),
-        "low_and_negative": (drift_NT, sinking_NT),
-        "others": (drift_NT, acts_NT & ~sinking_NT),
-    }

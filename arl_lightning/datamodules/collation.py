@@ -24,14 +24,18 @@ def collate(rows: Sequence[Row], pad_token_id: int, temperature: float) -> Token
     )
 
 
-def turn_means(values_NT: Tensor, rows: Sequence[Row], turns: int) -> list[float]:
-    """Mean of `values_NT` over each turn's action tokens; a turn without tokens has 0."""
+def turn_sums(values_NT: Tensor, rows: Sequence[Row], turns: int) -> list[float]:
+    """Sum of `values_NT` over each turn's action tokens; a turn without tokens has 0."""
     turn_of_NT = _pad([row.turn_of_token for row in rows], -1, torch.int64)
     mask_NT = turn_of_NT >= 0
-    index_A = turn_of_NT[mask_NT]
-    sums = torch.zeros(turns, dtype=torch.float64).index_add_(0, index_A, values_NT[mask_NT].double())
-    counts = torch.bincount(index_A, minlength=turns).clamp(min=1)
-    return [float(mean) for mean in sums / counts]
+    sums = torch.zeros(turns, dtype=torch.float64).index_add_(0, turn_of_NT[mask_NT], values_NT[mask_NT].double())
+    return [float(total) for total in sums]
+
+
+def turn_means(values_NT: Tensor, rows: Sequence[Row], turns: int) -> list[float]:
+    """Mean of `values_NT` over each turn's action tokens; a turn without tokens has 0."""
+    sums, counts = turn_sums(values_NT, rows, turns), turn_sums(torch.ones_like(values_NT), rows, turns)
+    return [total / max(count, 1) for total, count in zip(sums, counts, strict=True)]
 
 
 def trajectory_batch(

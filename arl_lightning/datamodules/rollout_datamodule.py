@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -24,6 +25,7 @@ from arl_lightning.types import (
     Advantages,
     ArlError,
     Decoding,
+    Episode,
     EpisodeGroup,
     Rollout,
     Row,
@@ -80,6 +82,11 @@ class RolloutDataModule(LightningDataModule):
         self.max_error_share = max_error_share
         self.seed = seed
 
+    def setup(self, stage: str) -> None:  # noqa: ARG002
+        """Refuses several processes: each would play the same tasks."""
+        if self.trainer is not None and self.trainer.world_size > 1:
+            raise ArlError("play is not yet divided among processes: use --trainer.devices 1")
+
     # training
 
     def train_dataloader(self) -> DataLoader[TrajectoryBatch]:
@@ -128,7 +135,8 @@ class RolloutDataModule(LightningDataModule):
         scores = policy.score(tokens)
         turns = sum(len(episode.turns) for group in groups for episode in group.episodes)
         entropies_PGK = _nest(collation.turn_means(scores.entropies_NT, rows, turns), groups)
-        advantages_PGK = policy.estimate_advantages(groups, entropies_PGK)
+        penalties_PGK = _nest(collation.turn_sums(scores.penalties_NT, rows, turns), groups)
+        advantages_PGK = policy.estimate_advantages(_penalize(groups, penalties_PGK), entropies_PGK)
         flat = [advantage for group in advantages_PGK for episode in group for advantage in episode]
         whole = collation.trajectory_batch(tokens, rows, scores, flat, policy.policy_version)
         seed = derive_seed(self.seed, Stream.SHUFFLE, epoch)
@@ -168,3 +176,16 @@ class RolloutDataModule(LightningDataModule):
 def _nest(by_turn: Sequence[float], groups: Sequence[EpisodeGroup]) -> Advantages:
     values = iter(by_turn)
     return [[[next(values) for _ in episode.turns] for episode in group.episodes] for group in groups]
+
+
+def _penalize(groups: Sequence[EpisodeGroup], penalties_PGK: Advantages) -> list[EpisodeGroup]:
+    """The groups with each turn's penalty raised by the policy's own."""
+    return [
+        replace(group, episodes=tuple(map(_penalize_episode, group.episodes, penalties_GK)))
+        for group, penalties_GK in zip(groups, penalties_PGK, strict=True)
+    ]
+
+
+def _penalize_episode(episode: Episode, penalties_K: Sequence[float]) -> Episode:
+    pairs = zip(episode.turns, penalties_K, strict=True)
+    return replace(episode, turns=tuple(replace(turn, penalty=turn.penalty + penalty) for turn, penalty in pairs))

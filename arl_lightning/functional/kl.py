@@ -24,7 +24,7 @@ def k1(logprobs_NT: Tensor, ref_logprobs_NT: Tensor) -> Tensor:
 
 
 def k2(logprobs_NT: Tensor, ref_logprobs_NT: Tensor) -> Tensor:
-    """d²/2: biased, never negative; its gradient is −d for each token.
+    """d²/2: never negative, biased as a value; on-policy its gradient, −d for each token, is exact in expectation.
 
     Source: Schulman, Approximating KL Divergence, 2020, http://joschu.net/blog/kl-approx.html
     """
@@ -32,7 +32,7 @@ def k2(logprobs_NT: Tensor, ref_logprobs_NT: Tensor) -> Tensor:
 
 
 def k3(logprobs_NT: Tensor, ref_logprobs_NT: Tensor) -> Tensor:
-    """exp(d) − d − 1: unbiased, never negative.
+    """exp(d) − d − 1: never negative, unbiased as a value; on-policy its gradient is that of KL(π_ref ‖ π).
 
     Above d = `K3_GUARD_NATS` = 10 nats it goes on linearly with slope exp(10) − 1: a token that collapse made
     improbable keeps its pull towards the reference, neither cut to zero nor overflowing.

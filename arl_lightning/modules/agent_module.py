@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
 
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor
 
+from arl_lightning.functional.diagnostics import measure_step
 from arl_lightning.functional.segments import count
 from arl_lightning.functional.statistics import wilson_interval
 from arl_lightning.modules.generation import sample_completions
@@ -24,6 +27,7 @@ from arl_lightning.types import (
     Decoding,
     EpisodeGroup,
     Measure,
+    PassRecord,
     Rollout,
     Scores,
     StepTotals,
@@ -120,6 +124,7 @@ class AgentModule(PolicyModule):
         assert self.reference is not None
         shape = batch.input_ids_NT.shape
         logprobs_NT, ref_logprobs_NT, entropies_NT = (torch.zeros(shape) for _ in range(3))
+        penalty = self.objective.reward_kl
         for rows in self.passes(batch):
             part = batch.take(rows).to(self.device)
             width = part.input_ids_NT.shape[1]
@@ -127,7 +132,8 @@ class AgentModule(PolicyModule):
             with self.trainer.precision_plugin.forward_context():
                 logprobs_NT[block], entropies_NT[block] = (x.cpu() for x in self.acting.logprobs(part))
                 ref_logprobs_NT[block] = self.reference.logprobs(part)[0].cpu()
-        return Scores(logprobs_NT, ref_logprobs_NT, entropies_NT)
+        penalties_NT = torch.zeros(shape) if penalty is None else penalty.penalize(logprobs_NT, ref_logprobs_NT)
+        return Scores(logprobs_NT, ref_logprobs_NT, entropies_NT, penalties_NT)
 
     def estimate_advantages(self, groups: Sequence[EpisodeGroup], entropies_PGK: Advantages) -> Advantages:
         """One advantage a turn, by the objective's estimator."""
@@ -154,7 +160,7 @@ class AgentModule(PolicyModule):
             self._log_measures(self._rollout.measures)
 
     def training_step(self, batch: TrajectoryBatch, batch_idx: int) -> Mapping[str, Any] | None:
-        """One optimiser step on one mini-batch; gives callbacks its passes and their new log-probs.
+        """One optimiser step on one mini-batch; gives callbacks the records of its passes.
 
         A batch without rows, which a filter set to `skip` leaves, is no step.
         """
@@ -173,23 +179,24 @@ class AgentModule(PolicyModule):
         acted = self._sum([count(part.action_mask_NT, part.segment_ids_NT) for part in passes])
         first_pass = self._logprobs(passes[0]) if len(passes) == 1 else None
         kept = self._sum([count(self._keep(part, first_pass), part.segment_ids_NT) for part in passes])
-        logprobs: list[Tensor] = []
+        records: list[PassRecord] = []
         loss = 0.0
         for part in passes:
             logprobs_NT, entropies_NT = first_pass or self._logprobs(part)
             if batch_idx == 0:
                 self._check_on_policy(logprobs_NT.detach(), part)
-            output = self.objective.compute(logprobs_NT, entropies_NT, part, kept, acted)
-            self.manual_backward(output.loss)
-            self._log_measures(output.measures)
-            loss += float(output.loss.detach())
-            logprobs.append(logprobs_NT.detach())
+            share, record = self.objective.compute(logprobs_NT, entropies_NT, part, kept, acted)
+            with nullcontext() if part is passes[-1] else self._without_sync():
+                self.manual_backward(share * self.trainer.world_size)  # ranks are averaged, their shares add up
+            loss += float(share.detach())
+            records.append(record)
+        self._log_measures(measure_step(records, kept))
         self.log("train/loss", loss, batch_size=1, on_step=False, on_epoch=True)
         self.apply_gradient("train")
         self.log(
             "time/update_s", time.perf_counter() - started, batch_size=1, on_step=False, on_epoch=True, reduce_fx="sum"
         )
-        return {"passes": passes, "logprobs": logprobs}
+        return {"records": records}
 
     def _logprobs(self, part: TrajectoryBatch) -> tuple[Tensor, Tensor]:
         with self.trainer.precision_plugin.forward_context():
@@ -203,8 +210,18 @@ class AgentModule(PolicyModule):
         logprobs_NT, _ = known or self._logprobs(part)
         return self.objective.keep(logprobs_NT.detach(), part)
 
-    def _sum(self, totals: Sequence[StepTotals]) -> StepTotals:
-        return sum(totals, StepTotals(0, 0))
+    def _sum(self, parts: Sequence[StepTotals]) -> StepTotals:
+        """Totals of all passes of all ranks."""
+        own = sum(parts, StepTotals(0, 0))
+        if self.trainer.world_size == 1:
+            return own
+        totals = torch.tensor([own.tokens, own.segments], device=self.device)
+        return StepTotals(*cast(Tensor, self.trainer.strategy.reduce(totals, reduce_op="sum")).tolist())
+
+    def _without_sync(self) -> AbstractContextManager[None]:
+        """Gradients of all passes but the last stay on their rank, so that ranks need not have equally many."""
+        strategy = self.trainer.strategy
+        return strategy.block_backward_sync() if isinstance(strategy, ParallelStrategy) else nullcontext()
 
     def _check_on_policy(self, logprobs_NT: Tensor, part: TrajectoryBatch) -> None:
         worst = float((logprobs_NT - part.old_logprobs_NT)[part.action_mask_NT].abs().max())

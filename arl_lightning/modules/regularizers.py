@@ -19,18 +19,17 @@ class ReferenceKL:
 
     Args:
         coefficient: weight of the estimate in the loss, at least 0.
-        estimator: k3 (never negative, unbiased), k2 (never negative, gentle far away), or k1 (unbiased, of either
-            sign; as a loss it has no pull on average).
+        estimator: k3 (never negative, unbiased as a value; its gradient is that of the forward KL(π_ref ‖ π)), k2
+            (never negative; on-policy its gradient is exact, its value biased), or k1 (unbiased as a value; as a loss
+            it has no pull on average).
 
     Source: Group Relative Policy Optimization, arXiv:2402.03300, eq. 4
     """
 
     def __init__(self, coefficient: float = 0.01, estimator: Literal["k1", "k2", "k3"] = "k3") -> None:
         _check_coefficient(coefficient)
-        if estimator not in _ESTIMATORS:
-            raise ArlError(f"estimator is {estimator!r}: choose one of {', '.join(_ESTIMATORS)}")
         self._coefficient = coefficient
-        self._estimate = _ESTIMATORS[estimator]
+        self._estimate = _find_estimator(estimator)
 
     @property
     def coefficient(self) -> float:
@@ -40,6 +39,29 @@ class ReferenceKL:
     def compute(self, logprobs_NT: Tensor, ref_logprobs_NT: Tensor) -> Tensor:
         """KL estimate in nats, `[N, T]`, differentiable in `logprobs_NT`."""
         return self._estimate(logprobs_NT, ref_logprobs_NT)
+
+
+class RewardKL:
+    """Estimate of KL(π ‖ π_ref) taken off the reward of the turn that the token belongs to.
+
+    Its gradient reaches the policy through the advantage only; with k1 it is that of the exact KL in expectation.
+
+    Args:
+        coefficient: reward per nat, at least 0.
+        estimator: k1 (exact in expectation), k2 or k3 (never negative but biased; near the reference k3 here hardly
+            pulls at all).
+
+    Source: Training language models to follow instructions with human feedback, arXiv:2203.02155, eq. 2
+    """
+
+    def __init__(self, coefficient: float = 0.01, estimator: Literal["k1", "k2", "k3"] = "k1") -> None:
+        _check_coefficient(coefficient)
+        self._coefficient = coefficient
+        self._estimate = _find_estimator(estimator)
+
+    def penalize(self, logprobs_NT: Tensor, ref_logprobs_NT: Tensor) -> Tensor:
+        """Reward that each token costs, `[N, T]`."""
+        return self._coefficient * self._estimate(logprobs_NT, ref_logprobs_NT)
 
 
 class EntropyBonus:
@@ -59,6 +81,12 @@ class EntropyBonus:
     def coefficient(self) -> float:
         """Weight of the entropy in the loss."""
         return self._coefficient
+
+
+def _find_estimator(name: str) -> Callable[[Tensor, Tensor], Tensor]:
+    if name not in _ESTIMATORS:
+        raise ArlError(f"estimator is {name!r}: choose one of {', '.join(_ESTIMATORS)}")
+    return _ESTIMATORS[name]
 
 
 def _check_coefficient(coefficient: float) -> None:

@@ -31,7 +31,7 @@ ROWS = [row([-1, 0, 0, -1, 1], first_id=10), row([-1, 2, 2], first_id=20)]
 
 def scores(shape: Sequence[int]) -> Scores:
     ones_NT = torch.ones(*shape)
-    return Scores(-1 * ones_NT, -2 * ones_NT, 3 * ones_NT)
+    return Scores(-1 * ones_NT, -2 * ones_NT, 3 * ones_NT, 0 * ones_NT)
 
 
 def whole(rows: Sequence[Row], turn_advantages: Sequence[float]) -> TrajectoryBatch:

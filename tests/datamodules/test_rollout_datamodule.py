@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
@@ -34,7 +34,9 @@ from arl_lightning.types import (
     EpisodeGroup,
     Measure,
     Rollout,
+    Scores,
     StopReason,
+    TokenBatch,
     TrajectoryBatch,
 )
 
@@ -176,6 +178,24 @@ def test_entropies_reach_the_estimator_by_turn() -> None:
     policy.entropy = 1.5
     epoch_of(module(groups=2, group_size=2, max_error_share=0.25), policy)
     assert seen == [[[[1.5, 1.5], [1.5]], [[1.5], []]]]  # the crash in its first turn left no turn
+
+
+def test_what_the_policy_takes_off_the_reward_is_off_the_turn_before_advantages() -> None:
+    class Costly(ScriptedPolicy):
+        def score(self, batch: TokenBatch) -> Scores:
+            return replace(super().score(batch), penalties_NT=0.5 * batch.action_mask_NT)
+
+    seen: list[list[float]] = []
+
+    def estimate(groups: Sequence[EpisodeGroup], entropies_PGK: Advantages) -> Advantages:
+        seen.extend([turn.penalty for turn in episode.turns] for group in groups for episode in group.episodes)
+        return entropies_PGK
+
+    script = {token_seed(0, 0, k): action for k, action in enumerate(["go", "bogus", "win"])}
+    policy = Costly(lambda prompt, seed: say(script[seed]), estimate=estimate)
+    epoch_of(module(groups=1, group_size=1), policy)
+    # 0.5 a token: four tokens, and eight where the word is spelled in letters, which as an invalid turn costs 0.1 more
+    assert seen == [[2.0, pytest.approx(4.1), 2.0]]
 
 
 def test_more_errors_than_the_share_stop_the_run_with_one_sentence() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from arl_lightning.modules.regularizers import EntropyBonus, ReferenceKL
+from arl_lightning.modules.regularizers import EntropyBonus, ReferenceKL, RewardKL
 from arl_lightning.protocols import KLRegularizer
 from arl_lightning.types import ArlError
 
@@ -44,6 +44,13 @@ def test_reference_itself_is_at_distance_zero(estimator: Literal["k1", "k2", "k3
     assert ReferenceKL(estimator=estimator).compute(REF_NT, REF_NT).tolist() == [[0.0, 0.0]]
 
 
+def test_the_kl_in_the_reward_costs_its_estimate() -> None:
+    new_NT, ref_NT = torch.tensor([[-1.01, -2.03]]), torch.tensor([[-1.2, -1.8]])
+    # k1: log π − log π_ref = 0.19 and −0.23; k3 as in methods.md
+    assert RewardKL(0.1).penalize(new_NT, ref_NT)[0].tolist() == pytest.approx([0.019, -0.023], abs=1e-6)
+    assert RewardKL(0.1, "k3").penalize(new_NT, ref_NT)[0].tolist() == pytest.approx([0.0016959, 0.00286], abs=1e-6)
+
+
 def test_coefficients_are_readable() -> None:
     assert ReferenceKL().coefficient == 0.01
     assert EntropyBonus().coefficient == 0.001
@@ -60,5 +67,6 @@ def test_unknown_estimator_is_refused_with_the_choices() -> None:
 def test_impossible_coefficients_are_refused(coefficient: float) -> None:
     with pytest.raises(ArlError, match="coefficient"):
         ReferenceKL(coefficient)
-    with pytest.raises(ArlError, match="coefficient"):
-        EntropyBonus(coefficient)
+    for part in (EntropyBonus, RewardKL):
+        with pytest.raises(ArlError, match="coefficient"):
+            part(coefficient)
