@@ -21,7 +21,7 @@ from jsonargparse import auto_cli
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -123,11 +123,23 @@ class ArlParser(LightningArgumentParser):
             sentence += "; is a --config file missing?"
         elif (unknown := _UNKNOWN.search(sentence)) is not None:
             verbs = self._subcommands_action.choices.values() if self._subcommands_action else ()
-            options = [option.lstrip("-") for parser in (self, *verbs) for option in parser._option_string_actions]
+            options = {option.lstrip("-") for parser in (self, *verbs) for option in parser._option_string_actions}
+            options.discard(unknown["name"])  # another verb's
             ends = {option.rpartition(".")[2]: option for option in options}
             nearest = difflib.get_close_matches(unknown["name"].rpartition(".")[2], ends, n=1)
             sentence += f"; did you mean {ends[nearest[0]]!r}?" if nearest else "; `arl VERB --help` lists what is"
         raise ArlError(sentence) from ex
+
+
+class SaveFitConfig(SaveConfigCallback):
+    """Leaves `config.yaml` of a fit in the run's folder, fit to start another run from: without its checkpoint."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Writes it for `fit` only, so that a test of a run does not replace the run's own configuration."""
+        if stage == "fit":
+            self.config = self.config.clone()
+            self.config.ckpt_path = None
+            super().setup(trainer, pl_module, stage)
 
 
 class ArlCLI(LightningCLI):
@@ -153,7 +165,7 @@ class ArlCLI(LightningCLI):
                 raise ArlError(f"{str(root)!r} holds no checkpoint: start without --ckpt_path, or name the file")
             options.ckpt_path = str(written[-1])
         path = options.get("ckpt_path")
-        if not path or path in ("best", "hpc", "registry"):
+        if not path:
             return
         if not Path(path).is_file():
             raise ArlError(
@@ -246,6 +258,7 @@ def main(args: Sequence[str] | None = None) -> None:
     With `ARL_TRACEBACK=1` in the environment the traceback is shown as well.
     """
     _quiet()
+    sys.path.insert(0, str(Path.cwd()))  # so that `--data.task.env_id my_file:my/Env-v0` finds my_file.py
     words = list(sys.argv[1:] if args is None else args)
     try:
         if words[:1] == ["demo"]:
@@ -259,6 +272,7 @@ def main(args: Sequence[str] | None = None) -> None:
             trainer_class=ArlTrainer,
             parser_class=ArlParser,
             seed_everything_default=0,
+            save_config_callback=SaveFitConfig,
             save_config_kwargs={"overwrite": True},
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,

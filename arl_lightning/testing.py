@@ -1,4 +1,4 @@
-"""Scripted worlds and policies, so that tests of what surrounds a language model need none."""
+"""Scripted worlds and policies, so that tests need no language model, and the contract check of every kind of part."""
 
 from __future__ import annotations
 
@@ -21,6 +21,12 @@ from arl_lightning.datamodules.prompting import PromptTemplate, TaggedAction
 from arl_lightning.datamodules.task import Task
 from arl_lightning.envs.contract import ContractError as ContractError  # re-exported
 from arl_lightning.envs.contract import check_text_env as check_text_env
+from arl_lightning.modules.contract import check_aggregation as check_aggregation
+from arl_lightning.modules.contract import check_kl as check_kl
+from arl_lightning.modules.contract import check_segment_mask as check_segment_mask
+from arl_lightning.modules.contract import check_surrogate as check_surrogate
+from arl_lightning.modules.group_contract import check_estimator as check_estimator
+from arl_lightning.modules.group_contract import check_gate as check_gate
 from arl_lightning.modules.policy import Policy
 from arl_lightning.modules.tiny_model import TinyModel, build_tokenizer
 from arl_lightning.protocols import ChatTokenizer
@@ -200,7 +206,7 @@ class ScriptedPolicy:
     def score(self, batch: TokenBatch) -> Scores:
         """The given numbers at action positions."""
         acts_NT = batch.action_mask_NT.to(torch.float32)
-        return Scores(self.logprob * acts_NT, self.ref_logprob * acts_NT, self.entropy * acts_NT)
+        return Scores(self.logprob * acts_NT, self.ref_logprob * acts_NT, self.entropy * acts_NT, 0 * acts_NT)
 
     def estimate_advantages(self, groups: Sequence[EpisodeGroup], entropies_PGK: Advantages) -> Advantages:
         """What the given function says."""

@@ -223,8 +223,8 @@ class TokenBatch:
 
     def take(self, rows: Sequence[int]) -> Self:
         """The named rows in that order, cut to the longest of them."""
-        index_N = torch.as_tensor(rows, device=self.lengths_N.device)
-        longest = int(self.lengths_N[index_N].max())
+        index_N = torch.as_tensor(rows, dtype=torch.int64, device=self.lengths_N.device)
+        longest = max(self.lengths_N[index_N].tolist(), default=0)
         return self._map(lambda value: value[index_N, :longest] if value.dim() == 2 else value[index_N])
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Self:

@@ -60,7 +60,10 @@ def clone(folder: Path, seed: int) -> None:
     """The start of one seed, unless it is there."""
     if not (folder / "clone" / "model").exists():
         target = f"--trainer.default_root_dir={folder / 'clone'}"
-        run(arl_command("fit", CLONING, f"--seed_everything={seed}", target), folder / "clone.log")
+        run(
+            arl_command("fit", CLONING, f"--seed_everything={seed}", f"--model.policy.seed={seed}", target),
+            folder / "clone.log",
+        )
 
 
 def train(folder: Path, method: str, seed: int, epochs: int) -> dict[str, float]:

@@ -26,6 +26,7 @@ def test_every_arl_command_parses(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs").symlink_to(ROOT / "configs")
+    (tmp_path / "echo.yaml").write_text(_blocks("yaml")[0])
     commands = [line for block in _blocks("bash") for line in block.splitlines() if line.startswith("arl ")]
     assert len(commands) >= 9
     for command in commands:
@@ -33,9 +34,23 @@ def test_every_arl_command_parses(
             main([*shlex.split(command)[1:], "--print_config"])
         assert stop.value.code == 0
         printed = capsys.readouterr().out
-        if command.startswith("arl fit --config configs/base.yaml"):  # what the next commands read
+        if "methods/sampo_short.yaml" in command:  # what the next commands read
             (tmp_path / "runs/sampo").mkdir(parents=True)
             (tmp_path / "runs/sampo/config.yaml").write_text(printed)
+
+
+def test_the_environment_of_the_readme_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_clone: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    (code,), (overlay,) = _blocks("python"), _blocks("yaml")
+    (tmp_path / "echo.py").write_text(code)
+    (tmp_path / "echo.yaml").write_text(overlay)
+    (command,) = [line for line in _blocks("bash")[-1].splitlines() if "echo.yaml" in line]
+    small = [f"--model.policy.pretrained={tiny_clone}", "--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=1"]
+    main([*shlex.split(command)[1:], *small, "--callbacks.filtering=null", "--data.groups=2"])
+    assert (tmp_path / "runs/echo/checkpoints/last.ckpt").is_file()
 
 
 def test_make_targets_exist() -> None:

@@ -9,7 +9,6 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from arl_lightning.functional.kl import k3
 from arl_lightning.types import ArlError, TrajectoryBatch
 
 
@@ -17,7 +16,7 @@ class KLMonitor(Callback):
     """Logs KL estimates of every mini-batch, in nats a token; stops a run that leaves its reference too far behind.
 
     `train/kl_monitor/sampler` is mean(behavior − new); `.../mismatch` mean(behavior − old), the part that is not
-    learning but a disagreement between sampler and trainer; `.../reference` is k3 to the reference.
+    learning but a disagreement between sampler and trainer. The KL to the reference is `train/kl`.
 
     Args:
         start_tolerance: largest |log π − log π_ref| of a token allowed before the first step, where the reference is
@@ -43,7 +42,6 @@ class KLMonitor(Callback):
             estimates = {
                 "sampler": part.behavior_logprobs_NT - record.logprobs_NT,
                 "mismatch": part.behavior_logprobs_NT - part.old_logprobs_NT,
-                "reference": k3(record.logprobs_NT, part.ref_logprobs_NT),
             }
             for name, values_NT in estimates.items():
                 mean, count = values_NT[acts_NT].double().mean().float(), int(acts_NT.sum())
@@ -51,7 +49,7 @@ class KLMonitor(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stops the run when the epoch's KL to the reference is over the limit."""
-        kl = trainer.callback_metrics.get("train/kl_monitor/reference")
+        kl = trainer.callback_metrics.get("train/kl")
         if kl is not None and self.max_reference_kl is not None and float(kl) > self.max_reference_kl:
             rank_zero_info(
                 f"KLMonitor: KL to the reference is {float(kl):.3f} nats a token, over {self.max_reference_kl}: "

@@ -77,10 +77,12 @@ class DemonstrationDataModule(LightningDataModule):
     def _record(self, tokenizer: ChatTokenizer) -> list[Row]:
         """Rows of the demonstrated episodes, no two of which begin in the same state."""
         env = self.task.make_env(self.env_options)
-        if not isinstance(env, ExpertEnv):
+        expert = getattr(env, "unwrapped", env)  # a wrapper does not show what its environment offers
+        if not isinstance(expert, ExpertEnv):
             raise ArlError(f"{self.task.env_id} has no expert_actions(): it cannot demonstrate")
         dialogue = self.task.context.bind(tokenizer, self.task.prompt)
         rows: list[Row] = []
+        turns = 0
         seen: set[Any] = set()
         for number in itertools.count():
             if len(seen) == self.episodes:
@@ -88,17 +90,21 @@ class DemonstrationDataModule(LightningDataModule):
             if number == 100 * self.episodes:
                 raise ArlError(f"only {len(seen)} distinct tasks for {self.episodes} demonstrations: ask for fewer")
             seed = derive_seed(self.seed, Stream.DEMONSTRATION, number)
+            rng = random.Random(derive_seed(self.seed, Stream.DEMONSTRATION, number, 1))
             seat = Seat(EpisodeRequest(seed, 0, lambda _: 0), env)
             seat.guard(seat.begin)
             if seat.state_key not in seen:
                 seen.add(seat.state_key)
-                rows += dialogue.rows(self._demonstrate(seat, env, tokenizer, dialogue), first_turn=0)
+                episode = self._demonstrate(seat, expert, tokenizer, dialogue, rng)
+                rows += dialogue.rows(episode, first_turn=turns)
+                turns += len(episode.turns)
         env.close()
         return rows
 
-    def _demonstrate(self, seat: Seat, expert: ExpertEnv, tokenizer: ChatTokenizer, dialogue: Dialogue) -> Episode:
+    def _demonstrate(
+        self, seat: Seat, expert: ExpertEnv, tokenizer: ChatTokenizer, dialogue: Dialogue, rng: random.Random
+    ) -> Episode:
         terminator_id = ChatFormat(tokenizer).terminator_id
-        rng = random.Random(seat.request.task_seed)
         while seat.stop is None:
             actions = expert.expert_actions()
             if not actions or rng.random() < self.random_share:

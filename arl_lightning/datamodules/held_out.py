@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -26,7 +26,7 @@ class HeldOut:
         tasks: number of tasks; seeds count up from 0, and one whose initial state was seen before is left out.
         env_options: options of the environment that choose the held-out split.
         decodings: how responses are drawn, by name; the first reports as `val/...`, further ones as `val/NAME/...`.
-            Null for one sampled response at temperature 1.
+            Null for one response drawn as in training.
         portion: episodes played together.
     """
 
@@ -34,6 +34,10 @@ class HeldOut:
     env_options: dict[str, Any] = field(default_factory=dict)
     decodings: dict[str, Decoding] | None = None
     portion: int = 256
+
+    def __post_init__(self) -> None:
+        if min(self.tasks, self.portion) < 1 or self.decodings == {}:
+            raise ArlError("held-out play needs tasks >= 1, portion >= 1 and at least one decoding")
 
     def seeds(self, task: Task) -> list[int]:
         """Seeds of the tasks, no two with the same initial state.
@@ -61,7 +65,8 @@ class HeldOutLoader:
 
     Args:
         task: environment and presentation.
-        held_out: which tasks, and how responses are drawn.
+        held_out: which tasks.
+        decodings: how responses are drawn, by name.
         stage: `val` or `test`.
         scene: gives the scene of the moment at which play begins.
         seed: root of the draws.
@@ -72,6 +77,7 @@ class HeldOutLoader:
         self,
         task: Task,
         held_out: HeldOut,
+        decodings: Mapping[str, Decoding],
         stage: str,
         scene: Callable[[], Scene],
         seed: int,
@@ -83,7 +89,6 @@ class HeldOutLoader:
         self.seed = seed
         self.max_error_share = max_error_share
         self._seeds: list[int] = []
-        decodings = held_out.decodings or {"sampled": Decoding()}
         starts = range(0, held_out.tasks, held_out.portion)
         self._items = [
             (stage if index == 0 else f"{stage}/{name}", index, decoding, start)
@@ -98,7 +103,7 @@ class HeldOutLoader:
         scene = self.scene()
         self._seeds = self._seeds or self.held_out.seeds(self.task)
         dialogue = self.task.context.bind(scene.policy.tokenizer, self.task.prompt)
-        player = Player(self.task, self.held_out.env_options, scene.observers)
+        player = Player(self.task, self.held_out.env_options)
         try:
             for stage, index, decoding, start in self._items:
                 seeds = self._seeds[start : start + self.held_out.portion]
@@ -107,7 +112,7 @@ class HeldOutLoader:
                     EpisodeRequest(seed, 0, partial(derive_seed, self.seed, Stream.HELD_OUT_TOKEN, index, seed))
                     for seed in seeds
                 ]
-                episodes = player.play(requests, scene.policy, dialogue, decoding)
+                episodes = player.play(requests, scene, dialogue, decoding)
                 check_errors(episodes, self.max_error_share)
                 groups = tuple(group_episodes(episodes, 1))
                 rollout = Rollout(stage, scene.epoch, groups, measure_episodes(stage, episodes))

@@ -46,7 +46,8 @@ def collect_groups(play: PlayGroups, gates: Sequence[GroupGate], wanted: int, ep
         attempts += 1
     if not gates:
         return Collected(kept, played, {})
-    counters = {"attempts": attempts, "admitted": len(kept), "filled": 0}
+    counters = {"attempts": attempts, "admitted": len(kept), "filled": 0, "dropped": len(dropped)}
+    counters |= {"dropped_all_success": 0, "dropped_all_fail": 0}  # said every epoch, that curves have no gaps
     counters |= {f"dropped_{reason}": count for reason, count in reasons.items()}
     deficit = wanted - len(kept)
     exhausted = {gate.exhausted for gate in gates}

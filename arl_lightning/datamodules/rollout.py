@@ -10,8 +10,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from arl_lightning.datamodules.conversation import Dialogue
+from arl_lightning.datamodules.scene import Scene
 from arl_lightning.datamodules.task import Task
-from arl_lightning.protocols import RolloutObserver, RolloutPolicy, TextEnv
+from arl_lightning.protocols import RolloutPolicy, TextEnv
 from arl_lightning.types import INVALID_ACTION, Completion, Decoding, Episode, EpisodeGroup, StopReason, Turn
 
 T = TypeVar("T")
@@ -113,33 +114,31 @@ class Seat:
 
 
 class Player:
-    """Plays a task with one policy; keeps its environments between calls.
+    """Plays a task; keeps its environments between calls.
 
     Args:
         task: what is played.
         env_options: options of this stage, for example its split.
-        observers: told after every turn.
     """
 
-    def __init__(self, task: Task, env_options: Mapping[str, Any], observers: Sequence[RolloutObserver]) -> None:
+    def __init__(self, task: Task, env_options: Mapping[str, Any]) -> None:
         self.task = task
         self.env_options = env_options
-        self.observers = observers
         self.clock = Clock()
         self._envs: list[TextEnv] = []
 
     def play(
-        self, requests: Sequence[EpisodeRequest], policy: RolloutPolicy, dialogue: Dialogue, decoding: Decoding
+        self, requests: Sequence[EpisodeRequest], scene: Scene, dialogue: Dialogue, decoding: Decoding
     ) -> list[Episode]:
-        """One episode a request, in order."""
+        """One episode a request, in order; the scene's observers are told after every turn."""
         while len(self._envs) < len(requests):
             self._envs.append(self.task.make_env(self.env_options))
         seats = [Seat(request, env) for request, env in zip(requests, self._envs, strict=False)]
         self.clock.time("environment", lambda: self._begin(seats))
         while going := [seat for seat in seats if seat.stop is None]:
-            self._turn(going, policy, dialogue, decoding)
+            self._turn(going, scene.policy, dialogue, decoding)
             done = [seat for seat in seats if seat.stop is not None]
-            for observer in self.observers:
+            for observer in scene.observers:
                 observer.rollout_advanced(len(done), sum(seat.success for seat in done), len(going))
         return [seat.episode() for seat in seats]
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningDataModule
-from torch.utils.data import DataLoader
 
 from arl_lightning.datamodules import collation
 from arl_lightning.datamodules.conversation import Dialogue
 from arl_lightning.datamodules.held_out import HeldOut, HeldOutLoader
 from arl_lightning.datamodules.resampling import collect_groups
-from arl_lightning.datamodules.rollout import EpisodeRequest, Player, group_episodes
+from arl_lightning.datamodules.rollout import Clock, EpisodeRequest, Player, group_episodes
 from arl_lightning.datamodules.rollout_measures import check_errors, measure_clock, measure_episodes, measure_groups
 from arl_lightning.datamodules.scene import Scene
 from arl_lightning.datamodules.task import Task
@@ -79,6 +78,8 @@ class RolloutDataModule(LightningDataModule):
         self.env_options = env_options or {}
         self.validation = validation or HeldOut()
         self.test = test or HeldOut()
+        self._loaders: dict[str, HeldOutLoader] = {}
+        self._player: Player | None = None
         self.max_error_share = max_error_share
         self.seed = seed
 
@@ -89,20 +90,20 @@ class RolloutDataModule(LightningDataModule):
 
     # training
 
-    def train_dataloader(self) -> DataLoader[TrajectoryBatch]:
-        """This epoch's mini-batches, played just now. The loader has a length, so Lightning never fetches ahead."""
-        return DataLoader(cast(Any, self._train_batches(self._scene())), batch_size=None, shuffle=False)
+    def train_dataloader(self) -> RolloutLoader:
+        """Each pass over it plays anew."""
+        return RolloutLoader(self)
 
-    def _train_batches(self, scene: Scene) -> list[TrajectoryBatch]:
+    def play_epoch(self) -> list[TrajectoryBatch]:
+        """`minibatches` mini-batches, played by the weights of this moment."""
+        scene = self._scene()
         policy, epoch = scene.policy, scene.epoch
         dialogue = self.task.context.bind(policy.tokenizer, self.task.prompt)
-        player = Player(self.task, self.env_options, scene.observers)
+        player = self._player = self._player or Player(self.task, self.env_options)
+        player.clock = Clock()
         scene.announce("train", self.groups * self.group_size)
-        try:
-            play = partial(self._play_groups, player, policy, dialogue, epoch)
-            collected = collect_groups(play, scene.gates, self.groups, epoch)
-        finally:
-            player.close()
+        play = partial(self._play_groups, scene, player, dialogue)
+        collected = collect_groups(play, scene.gates, self.groups, epoch)
         episodes = [episode for group in collected.played for episode in group.episodes]
         check_errors(episodes, self.max_error_share)
         batches = player.clock.time("score", lambda: self._batches(collected.kept, policy, dialogue, epoch))
@@ -117,15 +118,16 @@ class RolloutDataModule(LightningDataModule):
         return batches
 
     def _play_groups(
-        self, player: Player, policy: RolloutPolicy, dialogue: Dialogue, epoch: int, attempt: int, count: int
+        self, scene: Scene, player: Player, dialogue: Dialogue, attempt: int, count: int
     ) -> list[EpisodeGroup]:
+        epoch = scene.epoch
         seeds = [derive_seed(self.seed, Stream.TRAIN_TASK, epoch, attempt, g) for g in range(count)]
         requests = [
             EpisodeRequest(seed, member, partial(derive_seed, self.seed, Stream.TRAIN_TOKEN, epoch, attempt, g, member))
             for g, seed in enumerate(seeds)
             for member in range(self.group_size)
         ]
-        return group_episodes(player.play(requests, policy, dialogue, self.decoding), self.group_size)
+        return group_episodes(player.play(requests, scene, dialogue, self.decoding), self.group_size)
 
     def _batches(
         self, groups: Sequence[EpisodeGroup], policy: RolloutPolicy, dialogue: Dialogue, epoch: int
@@ -134,11 +136,12 @@ class RolloutDataModule(LightningDataModule):
         tokens = collation.collate(rows, int(policy.tokenizer.pad_token_id or 0), self.decoding.temperature)
         scores = policy.score(tokens)
         turns = sum(len(episode.turns) for group in groups for episode in group.episodes)
-        entropies_PGK = _nest(collation.turn_means(scores.entropies_NT, rows, turns), groups)
-        penalties_PGK = _nest(collation.turn_sums(scores.penalties_NT, rows, turns), groups)
+        turn_of_NT = collation.pad([row.turn_of_token for row in rows], -1, torch.int64)
+        entropies_PGK = _nest(collation.turn_means(scores.entropies_NT, turn_of_NT, turns), groups)
+        penalties_PGK = _nest(collation.turn_sums(scores.penalties_NT, turn_of_NT, turns), groups)
         advantages_PGK = policy.estimate_advantages(_penalize(groups, penalties_PGK), entropies_PGK)
         flat = [advantage for group in advantages_PGK for episode in group for advantage in episode]
-        whole = collation.trajectory_batch(tokens, rows, scores, flat, policy.policy_version)
+        whole = collation.trajectory_batch(tokens, rows, scores, turn_of_NT, flat, policy.policy_version)
         seed = derive_seed(self.seed, Stream.SHUFFLE, epoch)
         return collation.minibatches(whole, rows, self.minibatches, seed)
 
@@ -156,21 +159,51 @@ class RolloutDataModule(LightningDataModule):
 
     def val_dataloader(self) -> HeldOutLoader:
         """Portions of held-out episodes, played when they are asked for, hence by the weights of that moment."""
-        return self._loader(self.validation, "val")
+        return self._loader("val", self.validation)
 
     def test_dataloader(self) -> HeldOutLoader:
         """Portions of test episodes."""
-        return self._loader(self.test, "test")
+        return self._loader("test", self.test)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Episodes stay where they are; tensors move."""
         return batch if isinstance(batch, Rollout) else super().transfer_batch_to_device(batch, device, dataloader_idx)
 
-    def _loader(self, held_out: HeldOut, stage: str) -> HeldOutLoader:
-        return HeldOutLoader(self.task, held_out, stage, self._scene, self.seed, self.max_error_share)
+    def teardown(self, stage: str) -> None:  # noqa: ARG002
+        """Closes the environments."""
+        if self._player is not None:
+            self._player.close()
+
+    def _loader(self, stage: str, held_out: HeldOut) -> HeldOutLoader:
+        """One loader a stage, since it knows which of its seeds are distinct tasks."""
+        if stage not in self._loaders:
+            decodings = held_out.decodings or {"sampled": self.decoding}
+            self._loaders[stage] = HeldOutLoader(
+                self.task, held_out, decodings, stage, self._scene, self.seed, self.max_error_share
+            )
+        return self._loaders[stage]
 
     def _scene(self) -> Scene:
         return Scene.of(self.trainer)
+
+
+class RolloutLoader:
+    """Plays when it is iterated, not when it is made: Lightning makes one in vain at every resume.
+
+    It has a length, so that Lightning fetches no batch ahead, which would be one of stale weights.
+
+    Args:
+        data: whose epochs are played.
+    """
+
+    def __init__(self, data: RolloutDataModule) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return self.data.minibatches
+
+    def __iter__(self) -> Iterator[TrajectoryBatch]:
+        yield from self.data.play_epoch()
 
 
 def _nest(by_turn: Sequence[float], groups: Sequence[EpisodeGroup]) -> Advantages:

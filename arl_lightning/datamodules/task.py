@@ -52,9 +52,13 @@ class Task:
         register_envs()
         try:
             env = gymnasium.make(self.env_id, disable_env_checker=True, **{**self.env_options, **options})
-        except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as error:
-            raise ArlError(f"the environment {self.env_id!r} cannot be made: {error}") from error
-        return cast(TextEnv, env.unwrapped)
+        except ArlError:
+            raise
+        except Exception as error:
+            raise ArlError(
+                f"the environment {self.env_id!r} cannot be made: {type(error).__name__}: {error}"
+            ) from error
+        return cast(TextEnv, env)
 
     def look(self, env: TextEnv, seed: int) -> tuple[str, dict[str, Any]]:
         """The start of task `seed` outside of play, where a failing environment has no episode to end.

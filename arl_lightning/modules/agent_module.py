@@ -11,9 +11,11 @@ from typing import Any, cast
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from arl_lightning.functional.diagnostics import measure_step
+from arl_lightning.functional.microbatches import pack_units
 from arl_lightning.functional.segments import count
 from arl_lightning.functional.statistics import wilson_interval
 from arl_lightning.modules.generation import sample_completions
@@ -48,8 +50,10 @@ class AgentModule(PolicyModule):
         optimizer: `class_path` of an optimiser; it gets all trainable parameters.
         lr_scheduler: `class_path` of a scheduler, stepped once an epoch; null for a constant rate.
         gradient_clip: largest norm of the gradient.
-        tokens_per_pass: rows × longest row that one forward pass may hold; changes memory, never the gradient.
-        sampling_rows: rows that are sampled together; changes memory, never the draws' seeds.
+        tokens_per_pass: rows × longest row that one forward pass may hold, but for a segment that is larger by itself;
+            changes memory, never the gradient.
+        tokens_per_sampling: rows × (longest prompt + max_new_tokens) that are sampled together, each holding keys and
+            values (147 kB a token in a 4B model); changes memory, never the draws' seeds.
         ratio_tolerance: largest |log ratio| allowed on the first mini-batch of an epoch, where it must be 0 to float
             tolerance; about 0.001 in float32, 0.05 in bfloat16.
         max_skipped_steps: consecutive steps with a non-finite gradient before the run stops.
@@ -63,23 +67,24 @@ class AgentModule(PolicyModule):
         lr_scheduler: LRSchedulerCallable | None = None,
         gradient_clip: float = 1.0,
         tokens_per_pass: int = 65536,
-        sampling_rows: int = 256,
+        tokens_per_sampling: int = 65536,
         ratio_tolerance: float = 1e-3,
         max_skipped_steps: int = 3,
     ) -> None:
         super().__init__(policy, optimizer, lr_scheduler, gradient_clip, tokens_per_pass, max_skipped_steps)
         self.objective = objective
-        self.sampling_rows = sampling_rows
+        self.tokens_per_sampling = tokens_per_sampling
         self.ratio_tolerance = ratio_tolerance
         self.reference: Policy | None = None
-        self._epoch_version = -1
-        self._rollout: Rollout | None = None
+        self._epoch_version: int | None = None
+        self._played: Mapping[str, Measure] = {}
         self._successes: dict[str, Measure] = {}
 
     def configure_model(self) -> None:
-        """Loads the policy and freezes a copy of it as the reference."""
+        """Loads the policy; training also freezes a copy of it as the reference, which nothing else needs."""
         super().configure_model()
-        if self.reference is None:
+        trains = self._trainer is None or self._trainer.state.fn == TrainerFn.FITTING
+        if trains and self.reference is None:
             self.reference = copy.deepcopy(self.acting).requires_grad_(False).eval()
 
     # what the rollout asks of a policy
@@ -100,21 +105,16 @@ class AgentModule(PolicyModule):
         return self.acting.max_context
 
     def sample(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], decoding: Decoding) -> list[Completion]:
-        """One response a prompt, in evaluation mode."""
+        """One response a prompt, in evaluation mode and the precision of training."""
         policy = self.acting
         training = policy.training
         policy.eval()
+        lengths = [len(prompt) + decoding.max_new_tokens for prompt in prompts]
         completions: list[Completion] = []
-        for start in range(0, len(prompts), self.sampling_rows):
-            rows = slice(start, start + self.sampling_rows)
-            completions += sample_completions(
-                policy.model,
-                prompts[rows],
-                seeds[rows],
-                decoding,
-                stop_token_ids=policy.stop_token_ids,
-                pad_token_id=int(policy.tokenizer.pad_token_id),
-            )
+        for rows in pack_units([range(i, i + 1) for i in range(len(prompts))], lengths, self.tokens_per_sampling):
+            part = slice(rows.start, rows.stop)
+            with self.precision():
+                completions += sample_completions(policy, prompts[part], seeds[part], decoding)
         policy.train(training)
         return completions
 
@@ -129,7 +129,7 @@ class AgentModule(PolicyModule):
             part = batch.take(rows).to(self.device)
             width = part.input_ids_NT.shape[1]
             block = (slice(rows.start, rows.stop), slice(0, width))
-            with self.trainer.precision_plugin.forward_context():
+            with self.precision():
                 logprobs_NT[block], entropies_NT[block] = (x.cpu() for x in self.acting.logprobs(part))
                 ref_logprobs_NT[block] = self.reference.logprobs(part)[0].cpu()
         penalties_NT = torch.zeros(shape) if penalty is None else penalty.penalize(logprobs_NT, ref_logprobs_NT)
@@ -148,33 +148,27 @@ class AgentModule(PolicyModule):
     def rollout_finished(self, rollout: Rollout) -> None:
         """Keeps the measures of a training rollout until Lightning lets the module log them."""
         if rollout.stage == "train":
-            self._rollout = rollout
+            self._played = rollout.measures
 
     # training
 
     def on_train_epoch_start(self) -> None:
-        """The rollout's measures enter the log; the version that its rows must carry is noted."""
-        self.acting.train()  # models are loaded in evaluation mode and Lightning leaves them so
-        self._epoch_version = self.global_step
-        if self._rollout is not None:
-            self._log_measures(self._rollout.measures)
+        """Models are loaded in evaluation mode and Lightning leaves them so."""
+        self.acting.train()
 
     def training_step(self, batch: TrajectoryBatch, batch_idx: int) -> Mapping[str, Any] | None:
         """One optimiser step on one mini-batch; gives callbacks the records of its passes.
 
         A batch without rows, which a filter set to `skip` leaves, is no step.
         """
+        if batch_idx == 0:
+            self._epoch_version = self.global_step
+            self._log_measures(self._played)
         if not len(batch):
             return None
-        if batch.policy_version != self._epoch_version:
-            raise ArlError(
-                f"a batch was played by version {batch.policy_version} of the weights but the epoch began at version "
-                f"{self._epoch_version}: the loader fetched ahead; give it a length and no workers"
-            )
+        self._check_version(batch)
         started = time.perf_counter()
-        optimizer = self.optimizers()
-        assert not isinstance(optimizer, list)
-        optimizer.zero_grad()
+        self.optimizer.zero_grad()
         passes = [batch.take(rows) for rows in self.passes(batch)]
         acted = self._sum([count(part.action_mask_NT, part.segment_ids_NT) for part in passes])
         first_pass = self._logprobs(passes[0]) if len(passes) == 1 else None
@@ -199,7 +193,7 @@ class AgentModule(PolicyModule):
         return {"records": records}
 
     def _logprobs(self, part: TrajectoryBatch) -> tuple[Tensor, Tensor]:
-        with self.trainer.precision_plugin.forward_context():
+        with self.precision():
             return self.acting.logprobs(part, entropy_grad=self.objective.entropy is not None)
 
     @torch.no_grad()
@@ -222,6 +216,19 @@ class AgentModule(PolicyModule):
         """Gradients of all passes but the last stay on their rank, so that ranks need not have equally many."""
         strategy = self.trainer.strategy
         return strategy.block_backward_sync() if isinstance(strategy, ParallelStrategy) else nullcontext()
+
+    def _check_version(self, batch: TrajectoryBatch) -> None:
+        """Rows must have been played by the weights with which the epoch began."""
+        if self._epoch_version is None:
+            raise ArlError(
+                "this checkpoint was written in the middle of an epoch, whose rollout is gone: resume from one of an "
+                "epoch's end, such as the `checkpoint` callback of base.yaml writes"
+            )
+        if batch.policy_version != self._epoch_version:
+            raise ArlError(
+                f"a batch was played by version {batch.policy_version} of the weights but the epoch began at version "
+                f"{self._epoch_version}: set trainer.reload_dataloaders_every_n_epochs to 1, let no loader fetch ahead"
+            )
 
     def _check_on_policy(self, logprobs_NT: Tensor, part: TrajectoryBatch) -> None:
         worst = float((logprobs_NT - part.old_logprobs_NT)[part.action_mask_NT].abs().max())

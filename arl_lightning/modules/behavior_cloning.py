@@ -19,7 +19,8 @@ class BehaviorCloningModule(PolicyModule):
         optimizer: `class_path` of an optimiser; it gets all trainable parameters.
         lr_scheduler: `class_path` of a scheduler, stepped once an epoch; null for a constant rate.
         gradient_clip: largest norm of the gradient.
-        tokens_per_pass: rows × longest row that one forward pass may hold; changes memory, never the gradient.
+        tokens_per_pass: rows × longest row that one forward pass may hold, but for a segment that is larger by itself;
+            changes memory, never the gradient.
         max_skipped_steps: consecutive steps with a non-finite gradient before the run stops.
     """
 
@@ -40,9 +41,7 @@ class BehaviorCloningModule(PolicyModule):
 
     def training_step(self, batch: TokenBatch, batch_idx: int) -> None:
         """One optimiser step on the mean negative log-likelihood of the batch's response tokens."""
-        optimizer = self.optimizers()
-        assert not isinstance(optimizer, list)
-        optimizer.zero_grad()
+        self.optimizer.zero_grad()
         tokens = int(batch.action_mask_NT.sum())
         for rows in self.passes(batch):
             loss_sum, count = self._negative_loglikelihood(batch.take(rows))
@@ -51,6 +50,6 @@ class BehaviorCloningModule(PolicyModule):
         self.apply_gradient("train")
 
     def _negative_loglikelihood(self, batch: TokenBatch) -> tuple[Tensor, int]:
-        with self.trainer.precision_plugin.forward_context():
+        with self.precision():
             logprobs_NT, _ = self.acting.logprobs(batch)
         return -logprobs_NT.sum(), int(batch.action_mask_NT.sum())

@@ -13,18 +13,12 @@ from arl_lightning.functional.seeding import uniforms
 from arl_lightning.types import Completion, Decoding
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from arl_lightning.modules.policy import Policy
 
 
 @torch.no_grad()
 def sample_completions(
-    model: PreTrainedModel,
-    prompts: Sequence[Sequence[int]],
-    seeds: Sequence[int],
-    decoding: Decoding,
-    *,
-    stop_token_ids: frozenset[int],
-    pad_token_id: int,
+    policy: Policy, prompts: Sequence[Sequence[int]], seeds: Sequence[int], decoding: Decoding
 ) -> list[Completion]:
     """One completion a prompt, drawn from the full distribution that `decoding` describes and nothing else.
 
@@ -32,10 +26,11 @@ def sample_completions(
     number a token, so its draw does not depend on its neighbours. Rows leave the batch, and their cache with them, at
     the first stop token, which is part of the completion.
     """
-    device = model.device
-    ids_NT, mask_NT = _left_pad(prompts, pad_token_id, device)
+    device = policy.model.device
+    decoder = policy.model.get_decoder()  # type: ignore[no-untyped-call]
+    ids_NT, mask_NT = _left_pad(prompts, int(policy.tokenizer.pad_token_id), device)
     uniforms_NT = torch.from_numpy(np.stack([uniforms(seed, decoding.max_new_tokens) for seed in seeds])).to(device)
-    stop_ids = torch.tensor(sorted(stop_token_ids), device=device)
+    stop_ids = torch.tensor(sorted(policy.stop_token_ids), device=device)
     tokens: list[list[int]] = [[] for _ in prompts]
     logprobs: list[list[float]] = [[] for _ in prompts]
     finished = [False] * len(prompts)
@@ -43,16 +38,15 @@ def sample_completions(
     positions_NT = (mask_NT.cumsum(-1) - 1).clamp(min=0)
     cache = None
     for step in range(decoding.max_new_tokens):
-        output = model(
+        output = decoder(
             input_ids=ids_NT,
             attention_mask=mask_NT,
             position_ids=positions_NT,
             cache=cache,
             use_cache=True,
-            logits_to_keep=1,
         )
         cache = output.cache
-        next_N, logprobs_N = draw(output.logits[:, -1], uniforms_NT[alive_N, step], decoding)
+        next_N, logprobs_N = draw(policy.logits(output.last_hidden_state[:, -1]), uniforms_NT[alive_N, step], decoding)
         stopped_N = torch.isin(next_N, stop_ids)
         for row, token, logprob, stop in zip(
             alive_N.tolist(), next_N.tolist(), logprobs_N.tolist(), stopped_N.tolist(), strict=True

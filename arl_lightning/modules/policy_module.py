@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -27,7 +30,8 @@ class PolicyModule(LightningModule):
         optimizer: `class_path` of an optimiser; it gets all trainable parameters with their names.
         lr_scheduler: `class_path` of a scheduler, stepped once an epoch; null for a constant rate.
         gradient_clip: largest norm of the gradient, clipped over all parameters.
-        tokens_per_pass: rows × longest row that one forward pass may hold; changes memory, never the gradient.
+        tokens_per_pass: rows × longest row that one forward pass may hold, but for a segment that is larger by itself;
+            changes memory, never the gradient.
         max_skipped_steps: consecutive steps with a non-finite gradient before the run stops.
     """
 
@@ -53,6 +57,8 @@ class PolicyModule(LightningModule):
         self.skipped_steps = 0
         self.policy: Policy | None = None
         self._asked_groups: list[dict[str, Any]] = []
+        self._asked_schedule: dict[str, Any] = {}
+        self._weights_moved = False
 
     @property
     def acting(self) -> Policy:
@@ -70,6 +76,10 @@ class PolicyModule(LightningModule):
         """Loads the model once; Lightning calls this again for every verb."""
         if self.policy is None:
             self.policy = Policy(*self.source.load())
+
+    def precision(self) -> AbstractContextManager[None]:
+        """The context of every forward, since play happens outside of Lightning's own; none without a Trainer."""
+        return nullcontext() if self._trainer is None else self.trainer.precision_plugin.forward_context()
 
     def trainable_parameters(self) -> dict[str, Parameter]:
         """Trained weights by name, tied ones once."""
@@ -90,19 +100,39 @@ class PolicyModule(LightningModule):
         ]
         if self.make_lr_scheduler is None:
             return optimizer
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": self.make_lr_scheduler(optimizer)}}
+        scheduler = self.make_lr_scheduler(optimizer)
+        self._asked_schedule = {
+            name: copy.copy(value)
+            for name, value in scheduler.state_dict().items()
+            if not name.startswith("_") and name != "last_epoch"
+        }
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler}}
+
+    @property
+    def optimizer(self) -> LightningOptimizer:
+        """The one optimiser, in Lightning's wrapping, which counts steps."""
+        optimizer = self.optimizers()
+        assert isinstance(optimizer, LightningOptimizer)
+        return optimizer
+
+    def on_fit_start(self) -> None:
+        """Refuses float16, whose loss scaling these own steps would undo at the wrong moment."""
+        if getattr(self.trainer.precision_plugin, "scaler", None) is not None:
+            raise ArlError("float16 with loss scaling is not supported: use --trainer.precision bf16-mixed or 32-true")
 
     def on_train_start(self) -> None:
-        """The optimiser's arguments are those of the command line, also where a checkpoint has just brought its own."""
-        optimizer, scheduler = self.optimizers(), self.lr_schedulers()
-        assert not isinstance(optimizer, list)
-        for index, (group, asked) in enumerate(zip(optimizer.param_groups, self._asked_groups, strict=True)):
+        """Optimiser and scheduler obey the command line, also where a checkpoint has just brought other arguments.
+
+        How far a schedule has come is kept: its epoch, and the present rate as a factor of the first one.
+        """
+        for group, asked in zip(self.optimizer.param_groups, self._asked_groups, strict=True):
             started_at = group.get("initial_lr", group["lr"])
-            if asked["lr"] != started_at:  # a scheduler's progress is kept as a factor
-                group["lr"] *= asked["lr"] / started_at
-                if scheduler is not None:
-                    group["initial_lr"] = scheduler.base_lrs[index] = asked["lr"]  # type: ignore[union-attr]
+            group["lr"] *= asked["lr"] / started_at if asked["lr"] != started_at else 1
             group.update({name: value for name, value in asked.items() if name != "lr"})
+            if "initial_lr" in group:
+                group["initial_lr"] = asked["lr"]
+        if (scheduler := self.lr_schedulers()) is not None:
+            vars(scheduler).update(copy.deepcopy(self._asked_schedule))
 
     def on_train_epoch_end(self) -> None:
         """The scheduler advances once an epoch; under own optimisation Lightning leaves that to us."""
@@ -121,8 +151,6 @@ class PolicyModule(LightningModule):
             ArlError: after `max_skipped_steps` non-finite gradients in a row, or when the first step left every weight
                 unchanged.
         """
-        optimizer = self.optimizers()
-        assert not isinstance(optimizer, list)
         parameters = self.trainable_parameters().values()
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.gradient_clip))
         finite = math.isfinite(norm)
@@ -138,11 +166,14 @@ class PolicyModule(LightningModule):
                 )
             return None
         self.skipped_steps = 0
-        first = self.global_step == 0 and norm > 0
-        before = [p.detach().clone() for p in parameters] if first else []
-        optimizer.step()
-        if first and all(torch.equal(old, new) for old, new in zip(before, parameters, strict=True)):
-            raise ArlError("the first optimiser step changed no weight: is the learning rate 0, or the adapter frozen?")
+        before = [] if self._weights_moved else _fingerprint(parameters)
+        self.optimizer.step()
+        if not self._weights_moved and norm > 0:
+            self._weights_moved = _fingerprint(parameters) != before
+            if not self._weights_moved:
+                raise ArlError(
+                    "the first optimiser step changed no weight: is the learning rate 0, or the adapter frozen?"
+                )
         self.log(f"{stage}/grad_norm", norm, batch_size=1, on_step=False, on_epoch=True)
         return norm
 
@@ -158,6 +189,11 @@ class PolicyModule(LightningModule):
     def export(self, folder: Path) -> None:
         """Leaves the policy in `folder` in Hugging Face format."""
         self.acting.save(folder)
+
+
+def _fingerprint(parameters: Iterable[Parameter]) -> list[float]:
+    """One number a weight that any change would move; nothing is copied."""
+    return [float(p.detach().abs().sum(dtype=torch.float64)) for p in parameters]
 
 
 def check_same_weights(saved: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from arl_lightning.study.report import as_table, draw_curve, require_matplotlib, summarize
-from arl_lightning.study.runs import arl_command, finish, run, start
+from arl_lightning.study.runs import arl_command, finish, read_minutes, run, start
 from arl_lightning.types import ArlError
 
 CLONING = ("cloning.yaml", "tasks/sokoban.yaml", "hardware/cpu.yaml", "recipes/tiny_sokoban_clone.yaml")
@@ -31,7 +31,7 @@ def demo(
 
     Args:
         output: folder to leave everything in.
-        seed: seed of demonstrations, weights and every draw; the held-out rooms stay the same.
+        seed: seed of the first weights, the demonstrations and every draw; the held-out rooms stay the same.
         epochs: rollouts of reinforcement.
         control_epochs: epochs of cloning alone, which take about as long as the reinforcement.
         test_tasks: held-out rooms.
@@ -59,11 +59,14 @@ def demo(
         run(command("test", REINFORCEMENT, name, tasks, *source), log=folder / name / "log.txt")
 
     began = time.perf_counter()
+    weights = f"--model.policy.seed={seed}"
     with step("clone", "1. clone behaviour from a few demonstrations"):
-        run(command("fit", CLONING, "clone"))
+        run(command("fit", CLONING, "clone", weights))
     cloned = f"--model.policy.pretrained={folder / 'clone' / 'model'}"
     control_log = folder / "control_log.txt"
-    control = start(command("fit", CLONING, "control", f"--trainer.max_epochs={control_epochs}"), log=control_log)
+    control = start(
+        command("fit", CLONING, "control", weights, f"--trainer.max_epochs={control_epochs}"), log=control_log
+    )
     try:
         with step("evaluate_before", f"2. play {test_tasks} held-out rooms (the control goes on cloning beside)"):
             evaluate("before", cloned)
@@ -76,12 +79,14 @@ def demo(
             evaluate("control", f"--model.policy.pretrained={folder / 'control' / 'model'}")
     finally:
         control.terminate()
+    seconds["control"] = round(60 * read_minutes(folder / "control"), 1)
     seconds["total"] = round(time.perf_counter() - began, 1)
     summary = summarize(folder, seconds)
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     draw_curve(folder, summary, test_tasks)
     console.print(as_table(summary, test_tasks))
     console.print(
-        f"{seconds['total']:.0f} s in all. In {folder}: curve.png, summary.json, the model in sampo/model, episodes in "
+        f"{seconds['total']:.0f} s in all; SAMPO took {seconds['reinforce']:.0f} s, the control cloned for "
+        f"{seconds['control']:.0f} s. In {folder}: curve.png, summary.json, the model in sampo/model, episodes in "
         f"sampo/transcripts.jsonl; `tensorboard --logdir {folder}` shows all that was logged."
     )

@@ -171,3 +171,13 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
         main([verb, "--help"])
     assert stop.value.code == 0
     assert "--ckpt_path" in capsys.readouterr().out
+
+
+def test_only_fit_leaves_a_config_and_one_without_its_checkpoint(small_run: SmallRun, tmp_path: Path) -> None:
+    main(small_run("fit", str(tmp_path), "--trainer.max_epochs=1"))
+    written = (tmp_path / "config.yaml").read_text()
+    checkpoint = str(tmp_path / "checkpoints" / "last.ckpt")
+    main(["validate", "--config", str(tmp_path / "config.yaml"), "--ckpt_path", checkpoint])
+    assert (tmp_path / "config.yaml").read_text() == written
+    main(["fit", "--config", str(tmp_path / "config.yaml"), "--ckpt_path", checkpoint, "--trainer.max_epochs=2"])
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["ckpt_path"] is None

@@ -36,7 +36,9 @@ def scores(shape: Sequence[int]) -> Scores:
 
 def whole(rows: Sequence[Row], turn_advantages: Sequence[float]) -> TrajectoryBatch:
     batch = collation.collate(rows, PAD, temperature=1.0)
-    return collation.trajectory_batch(batch, rows, scores(batch.input_ids_NT.shape), turn_advantages, policy_version=7)
+    turn_of_NT = collation.pad([row.turn_of_token for row in rows], -1, torch.int64)
+    given = scores(batch.input_ids_NT.shape)
+    return collation.trajectory_batch(batch, rows, given, turn_of_NT, turn_advantages, policy_version=7)
 
 
 def single_turn_rows(count: int) -> list[Row]:
@@ -45,7 +47,7 @@ def single_turn_rows(count: int) -> list[Row]:
 
 
 def first_ids(batches: Sequence[TokenBatch]) -> list[list[int]]:
-    return [batch.input_ids_NT[:, 0].tolist() for batch in batches]
+    return [batch.input_ids_NT[:, 0].tolist() if len(batch) else [] for batch in batches]
 
 
 def test_rows_are_padded_on_the_right_and_padding_is_never_an_action() -> None:
@@ -78,10 +80,11 @@ def test_a_trajectory_batch_carries_samplers_scores_and_version() -> None:
 def test_a_turns_mean_is_over_its_own_tokens_only() -> None:
     values_NT = torch.tensor([[99.0, 1.0, 3.0, 99.0, 5.0], [99.0, 2.0, 2.5, 99.0, 99.0]])
     # (1 + 3) / 2, 5 / 1, (2 + 2.5) / 2; turn 3 has no tokens
-    assert collation.turn_means(values_NT, ROWS, turns=4) == [2.0, 5.0, 2.25, 0.0]
+    turn_of_NT = collation.pad([row.turn_of_token for row in ROWS], -1, torch.int64)
+    assert collation.turn_means(values_NT, turn_of_NT, turns=4) == [2.0, 5.0, 2.25, 0.0]
 
 
-@pytest.mark.parametrize(("count", "sizes"), [(1, [7]), (3, [2, 2, 3]), (7, [1] * 7), (20, [1] * 7)])
+@pytest.mark.parametrize(("count", "sizes"), [(1, [7]), (3, [2, 2, 3]), (7, [1] * 7), (20, [0] * 13 + [1] * 7)])
 def test_minibatches_partition_the_rows_nearly_evenly(count: int, sizes: list[int]) -> None:
     rows = single_turn_rows(7)
     batches = collation.minibatches(whole(rows, [0.0] * 7), rows, count, seed=3)
@@ -129,11 +132,12 @@ def test_rows_of_one_segment_stay_neighbours_in_one_minibatch(seed: int) -> None
             assert ids[start : start + 3] == [ids[start], ids[start] + 10, ids[start] + 20]
 
 
-def test_an_empty_rollout_is_one_empty_batch_of_the_same_dtypes() -> None:
+def test_an_empty_rollout_is_empty_batches_of_the_same_dtypes() -> None:
     full, empty = whole(ROWS, [0.0] * 3), whole([], [])
-    assert collation.turn_means(torch.zeros(0, 0), [], turns=0) == []
-    [batch] = collation.minibatches(empty, [], 8, seed=0)
-    assert len(batch) == 0
+    assert collation.turn_means(torch.zeros(0, 0), collation.pad([], -1, torch.int64), turns=0) == []
+    batches = collation.minibatches(empty, [], 3, seed=0)
+    assert [len(batch) for batch in batches] == [0, 0, 0]
+    batch = batches[0]
     for name, value in vars(full).items():
         if isinstance(value, Tensor):
             assert getattr(batch, name).dtype == value.dtype, name

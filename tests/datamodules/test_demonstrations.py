@@ -13,6 +13,7 @@ from arl_lightning.datamodules.conversation import Context, FullContext, WindowC
 from arl_lightning.datamodules.demonstrations import DemonstrationDataModule
 from arl_lightning.datamodules.prompting import PromptTemplate, TaggedAction
 from arl_lightning.datamodules.rollout import EpisodeRequest, Player
+from arl_lightning.datamodules.scene import Scene
 from arl_lightning.datamodules.task import Task
 from arl_lightning.functional.seeding import Stream, derive_seed
 from arl_lightning.testing import Outcome, ScriptedPolicy, attach, scripted_task
@@ -93,8 +94,8 @@ def test_the_tokens_are_those_of_play(context: Context, rows: int) -> None:
         EpisodeRequest(derive_seed(5, Stream.DEMONSTRATION, number), 0, partial(int.__add__, 0)) for number in range(3)
     ]
     dialogue = context.bind(policy.tokenizer, prompt)
-    player = Player(task, {}, [])
-    episodes = player.play(requests, policy, dialogue, Decoding(max_new_tokens=8))
+    player = Player(task, {})
+    episodes = player.play(requests, Scene(policy, (), (), epoch=0), dialogue, Decoding(max_new_tokens=8))
     player.close()
     played = [row for episode in episodes for row in dialogue.rows(episode, first_turn=0)]
 

@@ -55,7 +55,10 @@ def collect(wanted: int, *gates: GroupGate, epoch: int = 0) -> tuple[Collected, 
 
 def counters(collected: Collected) -> dict[str, float]:
     assert all(measure.count == 1 for measure in collected.measures.values())
-    return {name: measure.total for name, measure in collected.measures.items()}
+    found = {name.removeprefix("filter/"): measure.total for name, measure in collected.measures.items()}
+    return {
+        name: total for name, total in found.items() if total or name not in ("dropped_all_success", "dropped_all_fail")
+    }
 
 
 def every(divisor: int) -> Callable[[int], bool]:
@@ -80,17 +83,18 @@ def test_only_the_deficit_is_played_again_with_fresh_tasks() -> None:
     assert numbers(collected.kept) == [0, 2, 4, 6]
     assert numbers(collected.played) == [0, 1, 2, 3, 4, 5, 6]
     assert counters(collected) == {
-        "filter/attempts": 3,
-        "filter/admitted": 4,
-        "filter/filled": 0,
-        "filter/dropped_odd": 3,
+        "attempts": 3,
+        "admitted": 4,
+        "filled": 0,
+        "dropped": 3,
+        "dropped_odd": 3,
     }
 
 
 def test_a_full_batch_takes_no_further_attempt() -> None:
     collected, table = collect(3, Gate(lambda number: True, max_attempts=9))
     assert table.asked == [(0, 3)]
-    assert counters(collected) == {"filter/attempts": 1, "filter/admitted": 3, "filter/filled": 0}
+    assert counters(collected) == {"attempts": 1, "admitted": 3, "filled": 0, "dropped": 0}
 
 
 # with every(4) and two attempts for four groups: 0 1 2 3 keep 0; 4 5 6 keep 4; two are missing
@@ -106,10 +110,11 @@ def test_a_deficit_after_the_last_attempt_becomes_what_the_gate_says(
     assert numbers(collected.kept) == kept
     assert numbers(collected.played) == [0, 1, 2, 3, 4, 5, 6]
     assert counters(collected) == {
-        "filter/attempts": 2,
-        "filter/admitted": 2,
-        "filter/filled": filled,
-        "filter/dropped_refused": 5,
+        "attempts": 2,
+        "admitted": 2,
+        "filled": filled,
+        "dropped": 5,
+        "dropped_refused": 5,
     }
 
 
@@ -134,11 +139,12 @@ def test_gates_compose_with_and_while_each_sees_every_group() -> None:
     assert even.seen == third.seen == [0, 1, 2, 3]
     # 1 is refused by both and counted once, by the first; 2 by the second; 3 by the first
     assert counters(collected) == {
-        "filter/attempts": 3,
-        "filter/admitted": 1,
-        "filter/filled": 1,
-        "filter/dropped_odd": 2,
-        "filter/dropped_not_third": 1,
+        "attempts": 3,
+        "admitted": 1,
+        "filled": 1,
+        "dropped": 3,
+        "dropped_odd": 2,
+        "dropped_not_third": 1,
     }
     assert numbers(collected.kept) == [0, 3]
 
@@ -171,3 +177,12 @@ def test_groups_stay_whole() -> None:
 
     collected = collect_groups(play, [Gate(every(2))], 2, epoch=0)
     assert [any(group is known for known in played) for group in collected.kept] == [True, True]
+
+
+def test_the_usual_reasons_are_counted_every_epoch() -> None:
+    collected, _ = collect(2, Gate(every(1)))
+    assert (
+        collected.measures["filter/dropped_all_success"]
+        == collected.measures["filter/dropped_all_fail"]
+        == Measure(0, 1)
+    )

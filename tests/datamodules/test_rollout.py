@@ -10,6 +10,7 @@ import pytest
 from arl_lightning.datamodules.conversation import FullContext
 from arl_lightning.datamodules.prompting import TaggedAction
 from arl_lightning.datamodules.rollout import Clock, EpisodeRequest, Player
+from arl_lightning.datamodules.scene import Scene
 from arl_lightning.datamodules.task import Task
 from arl_lightning.functional.seeding import Stream, derive_seed
 from arl_lightning.protocols import RolloutObserver
@@ -28,9 +29,10 @@ def play(
     decoding: Decoding = DECODING,
 ) -> list[Episode]:
     task = scripted_task() if task is None else task
-    player = Player(task, {}, observers)
+    player = Player(task, {})
+    scene = Scene(policy, (), tuple(observers), epoch=0)
     try:
-        return player.play(requests, policy, task.context.bind(policy.tokenizer, task.prompt), decoding)
+        return player.play(requests, scene, task.context.bind(policy.tokenizer, task.prompt), decoding)
     finally:
         player.close()
 
@@ -77,9 +79,10 @@ def test_members_of_a_group_start_equal_also_in_environments_that_were_used_befo
     task = scripted_task()
     policy = following([say("go"), say("lose")], [say("lose")], [say("go"), say("go"), say("win")])
     dialogue = task.context.bind(policy.tokenizer, task.prompt)
-    player = Player(task, {}, [])
+    player = Player(task, {})
+    scene = Scene(policy, (), (), epoch=0)
     for seed in (7, 9):
-        members = player.play(requests(seed, seed, seed), policy, dialogue, DECODING)
+        members = player.play(requests(seed, seed, seed), scene, dialogue, DECODING)
         assert [m.turns[0].observation for m in members] == [f"place {seed}"] * 3
         assert [m.turns[0].state_key for m in members] == [seed] * 3
         assert len({m.turns[0].prompt_ids for m in members}) == 1
@@ -178,8 +181,9 @@ def test_an_environment_that_raised_plays_the_next_task() -> None:
     task = scripted_task(failing_seeds=[3], failing_step=1)
     policy = ScriptedPolicy([say("win")])
     dialogue = task.context.bind(policy.tokenizer, task.prompt)
-    player = Player(task, {}, [])
-    stops = [player.play(requests(seed), policy, dialogue, DECODING)[0].stop for seed in (3, 4)]
+    player = Player(task, {})
+    scene = Scene(policy, (), (), epoch=0)
+    stops = [player.play(requests(seed), scene, dialogue, DECODING)[0].stop for seed in (3, 4)]
     player.close()
     assert stops == [StopReason.ERROR, StopReason.TERMINATED]
 

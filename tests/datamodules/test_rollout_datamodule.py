@@ -265,13 +265,13 @@ def test_a_gate_has_only_the_deficit_played_again_with_fresh_tasks() -> None:
 
 
 @pytest.mark.parametrize("advantage", [GroupNormalized(), GiGPO(), EMPG()])
-def test_a_skipped_epoch_is_one_empty_batch_whatever_the_estimator(advantage: AdvantageEstimator) -> None:
+def test_a_skipped_epoch_is_empty_batches_whatever_the_estimator(advantage: AdvantageEstimator) -> None:
     policy = scripted({}, estimate=advantage.estimate)
     data = module(minibatches=4)
     attach(data, policy, [DynamicFiltering(max_attempts=2, exhausted="skip")])
     loader = data.train_dataloader()
-    assert len(loader) == 1
-    assert [len(batch) for batch in loader] == [0]
+    assert len(loader) == 4
+    assert [len(batch) for batch in loader] == [0, 0, 0, 0]
 
 
 def test_the_batch_carries_the_version_that_played_it_and_the_temperature() -> None:
@@ -299,7 +299,10 @@ def test_observers_hear_of_beginning_and_end_once_an_epoch() -> None:
     witness = Witness()
     data = module(groups=4, group_size=5)
     attach(data, ScriptedPolicy([say("lose")]), [witness], epoch=3)
-    data.train_dataloader()
+    loader = data.train_dataloader()
+    iter(loader)
+    assert witness.started == []  # play begins with the first batch that is asked for
+    list(loader)
     assert witness.started == [("train", 3, 20)]  # 4 · 5
     assert [(rollout.stage, rollout.epoch, len(rollout.groups)) for rollout in witness.rollouts] == [("train", 3, 4)]
 
@@ -380,12 +383,12 @@ def test_a_module_that_cannot_act_is_refused_by_name() -> None:
     data = module()
     attach(data, object())
     with pytest.raises(ArlError, match="object cannot act"):
-        data.train_dataloader()
+        list(data.train_dataloader())
 
 
 def test_play_needs_a_trainer() -> None:
     with pytest.raises(RuntimeError, match="attach the data module to a Trainer"):
-        module().train_dataloader()
+        list(module().train_dataloader())
 
 
 def test_groups_are_consecutive_runs_of_episodes() -> None:

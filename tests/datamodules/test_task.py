@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import gymnasium
 import pytest
 
@@ -9,6 +11,7 @@ from arl_lightning.datamodules.conversation import WindowContext
 from arl_lightning.datamodules.prompting import PromptTemplate, TaggedAction
 from arl_lightning.datamodules.task import Task
 from arl_lightning.envs.sokoban import SokobanEnv
+from arl_lightning.protocols import TextEnv
 from arl_lightning.testing import ScriptedEnv, scripted_task
 from arl_lightning.types import ArlError
 
@@ -17,18 +20,29 @@ def task(env_id: str) -> Task:
     return Task(env_id, PromptTemplate(), TaggedAction(), WindowContext())
 
 
+def unwrapped(env: TextEnv) -> object:
+    return cast(gymnasium.Env[str, str], env).unwrapped
+
+
 def test_the_packages_own_ids_are_known_without_an_import() -> None:
-    assert isinstance(task("arl/Sokoban-v0").make_env({"size": 6}), SokobanEnv)
+    assert isinstance(unwrapped(task("arl/Sokoban-v0").make_env({"size": 6})), SokobanEnv)
 
 
-def test_an_environment_is_made_without_wrappers_and_anew_each_time() -> None:
-    first, second = (scripted_task().make_env({}) for _ in range(2))
+def test_an_environment_is_made_anew_each_time() -> None:
+    first, second = (unwrapped(scripted_task().make_env({})) for _ in range(2))
     assert isinstance(first, ScriptedEnv)
     assert first is not second
 
 
+def test_a_registered_step_limit_holds() -> None:
+    gymnasium.register("tests/Limited-v0", entry_point="arl_lightning.testing:ScriptedEnv", max_episode_steps=2)
+    env = task("tests/Limited-v0").make_env({})
+    env.reset(seed=0)
+    assert [env.step("wait")[3] for _ in range(2)] == [False, True]
+
+
 def test_a_stages_options_win_over_the_tasks_own() -> None:
-    env = scripted_task(places=[1], failing_step=4).make_env({"places": [2]})
+    env = unwrapped(scripted_task(places=[1], failing_step=4).make_env({"places": [2]}))
     assert isinstance(env, ScriptedEnv)
     assert (env.places, env.failing_step) == ([2], 4)
 

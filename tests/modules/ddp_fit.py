@@ -16,9 +16,14 @@ from arl_lightning.modules.objective import Objective
 from arl_lightning.modules.regularizers import EntropyBonus, ReferenceKL
 from arl_lightning.modules.surrogates import TokenClip
 from arl_lightning.modules.tiny_model import TinyModel
+from arl_lightning.protocols import Aggregation
 from arl_lightning.types import TrajectoryBatch
 
-AGGREGATIONS = {"TokenMean": TokenMean(), "SequenceMean": SequenceMean(), "SequenceSum": SequenceSum(8)}
+AGGREGATIONS: dict[str, Aggregation] = {
+    "TokenMean": TokenMean(),
+    "SequenceMean": SequenceMean(),
+    "SequenceSum": SequenceSum(8),
+}
 LENGTHS = (4, 9, 9, 6, 12, 5)
 SHARES = ((0, 1, 2, 3), (4, 5))  # rows of each rank: unequally many, hence unequally many passes
 

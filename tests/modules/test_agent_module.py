@@ -4,11 +4,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -248,8 +250,31 @@ def test_scores_are_those_of_the_training_forward_however_they_are_cut(tokens_pe
 def test_sampling_leaves_the_training_mode_and_does_not_depend_on_its_portions() -> None:
     prompts, seeds, decoding = [[5, 6], [7], [8, 9, 10]], [1, 2, 3], Decoding(max_new_tokens=5)
     whole = agent().sample(prompts, seeds, decoding)
-    module = agent(sampling_rows=2)
+    module = agent(tokens_per_sampling=14)
     module.acting.train()
     in_portions = module.sample(prompts, seeds, decoding)
     assert module.acting.training
     assert [c.token_ids for c in in_portions] == [c.token_ids for c in whole]
+
+
+def test_a_checkpoint_from_the_middle_of_an_epoch_is_refused_by_name(tmp_path: Path) -> None:
+    class Save(Callback):
+        def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+            if trainer.global_step == 1:
+                trainer.save_checkpoint(tmp_path / "middle.ckpt")
+
+    fit(agent(), [played()] * 3, callbacks=[Save()])
+    trainer = Trainer(accelerator="cpu", max_epochs=2, logger=False, enable_checkpointing=False)
+    loader = DataLoader(cast(Any, [played()] * 3), batch_size=None)
+    with pytest.raises(ArlError, match="in the middle of an epoch"):
+        trainer.fit(agent(), loader, ckpt_path=str(tmp_path / "middle.ckpt"))
+
+
+def test_only_training_keeps_a_reference() -> None:
+    module = AgentModule(policy=SOURCE, objective=OBJECTIVE)
+    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    trainer.state.fn = TrainerFn.TESTING
+    module._trainer = trainer
+    module.configure_model()
+    assert module.policy is not None
+    assert module.reference is None

@@ -1,5 +1,6 @@
 """Sampling: the distribution drawn from, the log-probs reported, and what a row may not depend on."""
 
+import copy
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -32,7 +33,9 @@ def sharper_head() -> None:
 def sample(
     prompts: Sequence[Sequence[int]], seeds: Sequence[int], decoding: Decoding, stops: frozenset[int] = NEVER
 ) -> list[Completion]:
-    return sample_completions(POLICY.model, prompts, seeds, decoding, stop_token_ids=stops, pad_token_id=0)
+    policy = copy.copy(POLICY)
+    policy.stop_token_ids = stops
+    return sample_completions(policy, prompts, seeds, decoding)
 
 
 def draws(

@@ -205,3 +205,17 @@ def test_a_damaged_folder_is_one_sentence(tmp_path: Path, name: str, content: by
     with pytest.raises(ArlError, match=r"the model '.*' could not be loaded: .+") as caught:
         PretrainedModel(str(tmp_path)).load()
     assert "\n" not in str(caught.value)
+
+
+def test_logits_are_float32_under_autocast_and_with_bfloat16_weights() -> None:
+    policy = Policy(*TinyModel(hidden_size=16, layers=1, heads=2, mlp_size=24, max_context=64).load())
+    hidden_AH = 20 * torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+    exact_AV = hidden_AH @ policy.model.get_output_embeddings().weight.T  # type: ignore[no-untyped-call]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed_AV = policy.logits(hidden_AH)
+    torch.testing.assert_close(mixed_AV, exact_AV, rtol=0, atol=1e-5)
+    policy.model.bfloat16()
+    rounded_AV = policy.logits(hidden_AH.bfloat16())
+    assert rounded_AV.dtype == torch.float32
+    # the product of two bfloat16 numbers needs more than 8 bits: rounding it again would show
+    assert (rounded_AV != rounded_AV.bfloat16().float()).any()

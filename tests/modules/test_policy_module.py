@@ -2,13 +2,14 @@
 
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
-from torch.optim.lr_scheduler import StepLR
+from torch.optim.lr_scheduler import LinearLR, StepLR
 from torch.utils.data import DataLoader
 
 from arl_lightning.modules.behavior_cloning import BehaviorCloningModule
@@ -191,3 +192,21 @@ def test_the_export_is_what_was_trained(tmp_path: Path) -> None:
     again.acting.model = type(module.acting.model).from_pretrained(tmp_path)
     for name, weight in weights(module).items():
         assert torch.equal(weights(again)[name], weight)
+
+
+def test_float16_with_loss_scaling_is_refused() -> None:
+    module = cloning()
+    plugin = SimpleNamespace(scaler=object())
+    module._trainer = cast(Any, SimpleNamespace(precision_plugin=plugin))
+    with pytest.raises(ArlError, match="bf16-mixed or 32-true"):
+        module.on_fit_start()
+
+
+def test_the_schedule_is_the_command_lines_and_its_progress_the_checkpoints(tmp_path: Path) -> None:
+    first = cloning(lr_scheduler=partial(LinearLR, start_factor=1.0, end_factor=0.5, total_iters=2))
+    fit(first, [demonstrations()]).save_checkpoint(tmp_path / "one.ckpt")
+    longer = cloning(lr_scheduler=partial(LinearLR, start_factor=1.0, end_factor=0.5, total_iters=10))
+    running = trainer(max_epochs=2)
+    running.fit(longer, loader([demonstrations()]), ckpt_path=str(tmp_path / "one.ckpt"))
+    scheduler = cast(LinearLR, running.lr_scheduler_configs[0].scheduler)
+    assert (scheduler.total_iters, scheduler.last_epoch) == (10, 2)
