@@ -10,7 +10,7 @@ from torch import Tensor
 from arl_lightning.functional.kl import k3
 from arl_lightning.functional.ratios import ratio
 from arl_lightning.functional.segments import segment_index, segment_mean
-from arl_lightning.types import Measure, PassRecord, StepTotals
+from arl_lightning.types import Measure, PassRecord, StepTotals, TokenBatch
 
 _QUANTILES = {"p05": 0.05, "p50": 0.5, "p95": 0.95}
 
@@ -54,6 +54,12 @@ def measure_step(records: Sequence[PassRecord], kept: StepTotals) -> dict[str, M
         **_quantiles("train/ratio/rising", tokens.ratios_S[tokens.advantages_S > 0]),
         **_quantiles("train/ratio/falling", tokens.ratios_S[tokens.advantages_S < 0]),
     }
+
+
+def padding(passes: Sequence[TokenBatch]) -> Measure:
+    """Share of padding among all token positions of the passes."""
+    positions = sum(part.input_ids_NT.numel() for part in passes)
+    return Measure(positions - sum(int(part.lengths_N.sum()) for part in passes), positions)
 
 
 class _Tokens:

@@ -12,16 +12,18 @@ def adjacent_units(segments_of_row: Sequence[frozenset[int]]) -> list[range]:
     return [range(start, stop) for start, stop in zip(starts, stops, strict=True)]
 
 
-def pack_units(units: Sequence[range], lengths: Sequence[int], max_tokens: int) -> list[range]:
-    """Consecutive units joined while rows × longest row stays within `max_tokens`; a larger unit goes alone."""
-    passes: list[range] = []
-    longest = 0
-    for unit in units:
-        unit_longest = max(lengths[row] for row in unit)
-        if passes and (unit.stop - passes[-1].start) * max(longest, unit_longest) <= max_tokens:
-            passes[-1] = range(passes[-1].start, unit.stop)
-            longest = max(longest, unit_longest)
+def pack_units(units: Sequence[Sequence[int]], lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Units joined, longest first, while rows × longest row stays within `max_tokens`; a larger unit goes alone.
+
+    Rows of like length share a pass, so that little of it is padding.
+    """
+    longest_first = sorted(units, key=lambda unit: max(lengths[row] for row in unit), reverse=True)
+    passes: list[list[int]] = []
+    width = 0
+    for unit in longest_first:
+        if passes and (len(passes[-1]) + len(unit)) * width <= max_tokens:
+            passes[-1] += unit
         else:
-            passes.append(unit)
-            longest = unit_longest
+            passes.append(list(unit))
+            width = max(lengths[row] for row in unit)
     return passes

@@ -14,7 +14,7 @@ from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from arl_lightning.functional.diagnostics import measure_step
+from arl_lightning.functional.diagnostics import measure_step, padding
 from arl_lightning.functional.microbatches import pack_units
 from arl_lightning.functional.segments import count
 from arl_lightning.functional.statistics import wilson_interval
@@ -110,13 +110,13 @@ class AgentModule(PolicyModule):
         training = policy.training
         policy.eval()
         lengths = [len(prompt) + decoding.max_new_tokens for prompt in prompts]
-        completions: list[Completion] = []
-        for rows in pack_units([range(i, i + 1) for i in range(len(prompts))], lengths, self.tokens_per_sampling):
-            part = slice(rows.start, rows.stop)
+        completions: dict[int, Completion] = {}
+        for rows in pack_units([[row] for row in range(len(prompts))], lengths, self.tokens_per_sampling):
+            own = ([prompts[row] for row in rows], [seeds[row] for row in rows])
             with self.precision():
-                completions += sample_completions(policy, prompts[part], seeds[part], decoding)
+                completions.update(zip(rows, sample_completions(policy, *own, decoding), strict=True))
         policy.train(training)
-        return completions
+        return [completions[row] for row in range(len(prompts))]
 
     @torch.no_grad()
     def score(self, batch: TokenBatch) -> Scores:
@@ -127,8 +127,7 @@ class AgentModule(PolicyModule):
         penalty = self.objective.reward_kl
         for rows in self.passes(batch):
             part = batch.take(rows).to(self.device)
-            width = part.input_ids_NT.shape[1]
-            block = (slice(rows.start, rows.stop), slice(0, width))
+            block = (rows, slice(0, part.input_ids_NT.shape[1]))
             with self.precision():
                 logprobs_NT[block], entropies_NT[block] = (x.cpu() for x in self.acting.logprobs(part))
                 ref_logprobs_NT[block] = self.reference.logprobs(part)[0].cpu()
@@ -170,6 +169,7 @@ class AgentModule(PolicyModule):
         started = time.perf_counter()
         self.optimizer.zero_grad()
         passes = [batch.take(rows) for rows in self.passes(batch)]
+        self._log_measures({"throughput/padding_ratio": padding(passes)})
         acted = self._sum([count(part.action_mask_NT, part.segment_ids_NT) for part in passes])
         first_pass = self._logprobs(passes[0]) if len(passes) == 1 else None
         kept = self._sum([count(self._keep(part, first_pass), part.segment_ids_NT) for part in passes])

@@ -23,30 +23,30 @@ def sample_completions(
     """One completion a prompt, drawn from the full distribution that `decoding` describes and nothing else.
 
     The model's `generation_config` is not consulted. Row `i` consumes the counter-based stream of `seeds[i]`, one
-    number a token, so its draw does not depend on its neighbours. Rows leave the batch, and their cache with them, at
-    the first stop token, which is part of the completion.
+    number a token, so its draw does not depend on its neighbours. A prompt that several rows share, as the members of a
+    group share their first, is computed once. Rows leave the batch, and their cache with them, at the first stop token,
+    which is part of the completion.
     """
     device = policy.model.device
     decoder = policy.model.get_decoder()  # type: ignore[no-untyped-call]
-    ids_NT, mask_NT = _left_pad(prompts, int(policy.tokenizer.pad_token_id), device)
+    place_of = {prompt: place for place, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
+    distinct_N = torch.tensor([place_of[tuple(prompt)] for prompt in prompts], device=device)
+    ids_NT, mask_NT = _left_pad(list(place_of), int(policy.tokenizer.pad_token_id), device)
+    positions_NT = (mask_NT.cumsum(-1) - 1).clamp(min=0)
+    output = decoder(input_ids=ids_NT, attention_mask=mask_NT, position_ids=positions_NT, use_cache=True)
+    output.cache.batch_select_indices(distinct_N)
+    hidden_NH, mask_NT, positions_NT = (
+        x[distinct_N] for x in (output.last_hidden_state[:, -1], mask_NT, positions_NT[:, -1:])
+    )
+
     uniforms_NT = torch.from_numpy(np.stack([uniforms(seed, decoding.max_new_tokens) for seed in seeds])).to(device)
     stop_ids = torch.tensor(sorted(policy.stop_token_ids), device=device)
     tokens: list[list[int]] = [[] for _ in prompts]
     logprobs: list[list[float]] = [[] for _ in prompts]
     finished = [False] * len(prompts)
     alive_N = torch.arange(len(prompts), device=device)
-    positions_NT = (mask_NT.cumsum(-1) - 1).clamp(min=0)
-    cache = None
     for step in range(decoding.max_new_tokens):
-        output = decoder(
-            input_ids=ids_NT,
-            attention_mask=mask_NT,
-            position_ids=positions_NT,
-            cache=cache,
-            use_cache=True,
-        )
-        cache = output.cache
-        next_N, logprobs_N = draw(policy.logits(output.last_hidden_state[:, -1]), uniforms_NT[alive_N, step], decoding)
+        next_N, logprobs_N = draw(policy.logits(hidden_NH), uniforms_NT[alive_N, step], decoding)
         stopped_N = torch.isin(next_N, stop_ids)
         for row, token, logprob, stop in zip(
             alive_N.tolist(), next_N.tolist(), logprobs_N.tolist(), stopped_N.tolist(), strict=True
@@ -55,14 +55,21 @@ def sample_completions(
             logprobs[row].append(logprob)
             finished[row] = stop
         going_N = (~stopped_N).nonzero()[:, 0]
-        if len(going_N) == 0:
+        if len(going_N) == 0 or step + 1 == decoding.max_new_tokens:
             break
         if len(going_N) < len(alive_N):
-            cache.batch_select_indices(going_N)
+            output.cache.batch_select_indices(going_N)
             alive_N, next_N, mask_NT, positions_NT = (x[going_N] for x in (alive_N, next_N, mask_NT, positions_NT))
-        ids_NT = next_N[:, None]
         mask_NT = torch.cat([mask_NT, mask_NT.new_ones(len(mask_NT), 1)], dim=1)
-        positions_NT = positions_NT[:, -1:] + 1
+        positions_NT = positions_NT + 1
+        output = decoder(
+            input_ids=next_N[:, None],
+            attention_mask=mask_NT,
+            position_ids=positions_NT,
+            cache=output.cache,
+            use_cache=True,
+        )
+        hidden_NH = output.last_hidden_state[:, -1]
     return [Completion(tuple(t), tuple(p), f) for t, p, f in zip(tokens, logprobs, finished, strict=True)]
 
 

@@ -139,8 +139,8 @@ class PolicyModule(LightningModule):
         if (scheduler := self.lr_schedulers()) is not None:
             scheduler.step()  # type: ignore[union-attr]
 
-    def passes(self, batch: TokenBatch) -> list[range]:
-        """Row ranges of `batch` that each fit one forward pass and cut no segment."""
+    def passes(self, batch: TokenBatch) -> list[list[int]]:
+        """Rows of `batch` by the forward pass that they fit into; no segment is cut."""
         segments = [frozenset(row[row >= 0].tolist()) for row in batch.segment_ids_NT.cpu()]
         return pack_units(adjacent_units(segments), batch.lengths_N.tolist(), self.tokens_per_pass)
 

@@ -153,6 +153,23 @@ def test_a_row_depends_on_neither_neighbours_nor_padding() -> None:
             assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 
+def test_a_shared_prompt_is_computed_once_and_drawn_from_as_if_alone() -> None:
+    prompts = [PROMPTS[0], PROMPTS[1], PROMPTS[0], PROMPTS[0]]
+    fed: list[tuple[int, ...]] = []
+    decoder = POLICY.model.get_decoder()  # type: ignore[no-untyped-call]
+    hook = decoder.register_forward_pre_hook(
+        lambda _module, _args, kwargs: fed.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    together = sample(prompts, SEEDS, Decoding(max_new_tokens=6))
+    hook.remove()
+    # two distinct prompts of at most 4 tokens; then five single tokens of each of the four rows
+    assert fed == [(2, 4), *[(4, 1)] * 5]
+    for prompt, seed, found in zip(prompts, SEEDS, together, strict=True):
+        (alone,) = sample([prompt], [seed], Decoding(max_new_tokens=6))
+        assert found.token_ids == alone.token_ids
+        assert found.logprobs == pytest.approx(alone.logprobs, abs=1e-5)
+
+
 def test_equal_prompts_with_other_seeds_differ() -> None:
     found = sample([[5, 6]] * 8, range(8), Decoding(max_new_tokens=8))
     assert len({completion.token_ids for completion in found}) == 8
