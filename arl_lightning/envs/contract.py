@@ -16,7 +16,7 @@ _MOST_TRIED = 8  # admissible actions tried from each initial state; each costs 
 
 
 class ContractError(AssertionError):
-    """A law that the environment breaks, as one sentence."""
+    """A law that an environment or a part of the objective breaks, as one sentence."""
 
 
 def check_text_env(
@@ -41,7 +41,7 @@ def check_text_env(
             _check_admissible_actions(env, seed)
             _check_determinism(env, twin, seed, steps, actions)
     tasks = {(start.observation, start.state_key) for start in starts}
-    _require(len(starts) < 2 or len(tasks) > 1, f"different seeds must differ at least once, but {len(starts)} agree")
+    require(len(starts) < 2 or len(tasks) > 1, f"different seeds must differ at least once, but {len(starts)} agree")
     _check_close(make())
 
 
@@ -76,8 +76,8 @@ def _check_invalid_action(env: TextEnv, seed: int) -> None:
         raise
     except Exception as error:
         raise ContractError(f"INVALID_ACTION must not raise, but gave {error!r} {where}.") from error
-    _require(after.state_key == start.state_key, f"INVALID_ACTION must not change state_key {where}")
-    _require(not after.action_valid, f"INVALID_ACTION must be reported with action_valid False {where}")
+    require(after.state_key == start.state_key, f"INVALID_ACTION must not change state_key {where}")
+    require(not after.action_valid, f"INVALID_ACTION must be reported with action_valid False {where}")
 
 
 def _check_admissible_actions(env: TextEnv, seed: int) -> None:
@@ -121,13 +121,13 @@ def _reset(env: TextEnv, seed: int) -> _Shown:
 def _step(env: TextEnv, action: str, where: str) -> _Shown:
     observation, reward, terminated, truncated, info = env.step(action)
     _require_info(observation, info, where)
-    _require(
+    require(
         isinstance(reward, float) and math.isfinite(reward), f"reward must be a finite float, not {reward!r} {where}"
     )
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
-        _require(isinstance(flag, bool), f"{name} must be a bool, not {flag!r} {where}")
+        require(isinstance(flag, bool), f"{name} must be a bool, not {flag!r} {where}")
     valid = info.get("action_valid")
-    _require(isinstance(valid, bool), f"info['action_valid'] must be a bool after a step, not {valid!r} {where}")
+    require(isinstance(valid, bool), f"info['action_valid'] must be a bool after a step, not {valid!r} {where}")
     return _shown(observation, info, reward=reward, terminated=terminated, truncated=truncated, action_valid=valid)
 
 
@@ -137,14 +137,14 @@ def _shown(observation: str, info: dict[str, Any], **step: Any) -> _Shown:
 
 
 def _require_info(observation: str, info: dict[str, Any], where: str) -> None:
-    _require(isinstance(observation, str), f"the observation must be a str, not {observation!r} {where}")
+    require(isinstance(observation, str), f"the observation must be a str, not {observation!r} {where}")
     for name in ("success", "state_key", "admissible_actions", "task_type"):
-        _require(name in info, f"info must have the key {name!r} {where}")
+        require(name in info, f"info must have the key {name!r} {where}")
     for name, kind in (("success", bool), ("task_type", str)):
-        _require(isinstance(info[name], kind), f"info[{name!r}] must be a {kind.__name__}, not {info[name]!r} {where}")
+        require(isinstance(info[name], kind), f"info[{name!r}] must be a {kind.__name__}, not {info[name]!r} {where}")
     actions = info["admissible_actions"]
     listed = actions is None or (isinstance(actions, tuple) and all(isinstance(action, str) for action in actions))
-    _require(listed, f"info['admissible_actions'] must be a tuple of str or None, not {actions!r} {where}")
+    require(listed, f"info['admissible_actions'] must be a tuple of str or None, not {actions!r} {where}")
     try:
         hash(info["state_key"])
     except TypeError as error:
@@ -152,14 +152,15 @@ def _require_info(observation: str, info: dict[str, Any], where: str) -> None:
 
 
 def _require_admitted(shown: _Shown, action: str, where: str) -> None:
-    _require(shown.action_valid, f"the admissible action {action!r} must be reported with action_valid True {where}")
+    require(shown.action_valid, f"the admissible action {action!r} must be reported with action_valid True {where}")
 
 
 def _require_equal(first: _Shown, second: _Shown, law: str) -> None:
     differing = [f.name for f in fields(_Shown) if getattr(first, f.name) != getattr(second, f.name)]
-    _require(not differing, f"{law}, but {' and '.join(differing)} differed")
+    require(not differing, f"{law}, but {' and '.join(differing)} differed")
 
 
-def _require(kept: bool, law: str) -> None:
+def require(kept: bool, law: str) -> None:
+    """Raises ContractError with the law as a sentence unless it is kept."""
     if not kept:
         raise ContractError(f"{law[0].upper()}{law[1:]}.")

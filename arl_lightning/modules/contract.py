@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from arl_lightning.envs.contract import ContractError
+from arl_lightning.envs.contract import require
 from arl_lightning.functional.segments import count
 from arl_lightning.protocols import Aggregation, KLRegularizer, SegmentMask, Surrogate
 from arl_lightning.types import TokenLoss
@@ -152,12 +152,6 @@ def check_kl(make: Callable[[], KLRegularizer], pulls: bool = True) -> None:
         require(bool(gradient_NT.isfinite().all()), f"the gradient must be finite {away}")
         pulled = bool((gradient_NT * nats > 0).all())
         require(pulled or not pulls, f"the gradient must pull to the reference {away}")
-
-
-def require(kept: bool, law: str) -> None:
-    """Raises ContractError with the law as a sentence unless it is kept."""
-    if not kept:
-        raise ContractError(f"{law[0].upper()}{law[1:]}.")
 
 
 def _segments() -> list[Tensor]:

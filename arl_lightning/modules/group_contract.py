@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import chain
 
-from arl_lightning.modules.contract import require
+from arl_lightning.envs.contract import require
 from arl_lightning.protocols import AdvantageEstimator, GroupGate
 from arl_lightning.types import Advantages, Completion, Episode, EpisodeGroup, GateDecision, StopReason, Turn
 
