@@ -23,17 +23,19 @@ class HeldOut:
     """A fixed set of tasks that are only ever evaluated.
 
     Args:
-        tasks: number of tasks; seeds count up from 0, and one whose initial state was seen before is left out.
+        tasks: number of tasks; one whose initial state was seen before is left out.
         env_options: options of the environment that choose the held-out split.
         decodings: how responses are drawn, by name; the first reports as `val/...`, further ones as `val/NAME/...`.
             Null for one response drawn as in training.
         portion: episodes played together.
+        first_seed: seeds count up from here; another number gives other tasks of the same split.
     """
 
     tasks: int = 128
     env_options: dict[str, Any] = field(default_factory=dict)
     decodings: dict[str, Decoding] | None = None
     portion: int = 256
+    first_seed: int = 0
 
     def __post_init__(self) -> None:
         if min(self.tasks, self.portion) < 1 or self.decodings == {}:
@@ -47,7 +49,7 @@ class HeldOut:
         """
         env = task.make_env(self.env_options)
         found: dict[Any, int] = {}
-        for seed in range(_SEEDS_PER_TASK * self.tasks):
+        for seed in range(self.first_seed, self.first_seed + _SEEDS_PER_TASK * self.tasks):
             if len(found) == self.tasks:
                 break
             found.setdefault(task.look(env, seed)[1]["state_key"], seed)

@@ -316,7 +316,9 @@ def held_out(data: RolloutDataModule, policy: ScriptedPolicy, epoch: int = 0) ->
 
 
 def test_held_out_tasks_are_the_first_seeds_with_distinct_initial_states() -> None:
-    assert HeldOut(tasks=4).seeds(scripted_task(places=[5, 5, 6, 5, 7, 6, 8])) == [0, 2, 4, 6]
+    task = scripted_task(places=[5, 5, 6, 5, 7, 6, 8])
+    assert HeldOut(tasks=4).seeds(task) == [0, 2, 4, 6]
+    assert HeldOut(tasks=3, first_seed=5).seeds(task) == [5, 6, 7]
 
 
 def test_too_few_distinct_held_out_tasks_are_an_error_with_the_number_found() -> None:
