@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -75,6 +75,22 @@ def minibatches(whole: TrajectoryBatch, rows: Sequence[Row], count: int, seed: i
 def by_episode(rows: Sequence[Row], episode: int) -> list[Row]:
     """The rows of one episode with the whole episode as their segment."""
     return [replace(row, segment_of_token=tuple(episode if acts else -1 for acts in row.action_mask)) for row in rows]
+
+
+def without_turns(rows: Sequence[Row], left_out: Collection[int]) -> list[Row]:
+    """The rows with the responses of these turns as mere context; a row that is left with none is dropped."""
+    return [row for row in (_without_turns(row, left_out) for row in rows) if any(row.action_mask)]
+
+
+def _without_turns(row: Row, left_out: Collection[int]) -> Row:
+    acts = tuple(turn >= 0 and turn not in left_out for turn in row.turn_of_token)
+    return replace(
+        row,
+        action_mask=acts,
+        behavior_logprobs=tuple(x if act else 0.0 for x, act in zip(row.behavior_logprobs, acts, strict=True)),
+        turn_of_token=tuple(x if act else -1 for x, act in zip(row.turn_of_token, acts, strict=True)),
+        segment_of_token=tuple(x if act else -1 for x, act in zip(row.segment_of_token, acts, strict=True)),
+    )
 
 
 def pad(values: Sequence[Sequence[int | float | bool]], fill: int | float | bool, dtype: torch.dtype) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from functools import partial
 from typing import Any, cast
 
 from lightning.pytorch import LightningDataModule
@@ -15,8 +14,9 @@ from arl_lightning.datamodules.conversation import ChatFormat, Dialogue
 from arl_lightning.datamodules.rollout import EpisodeRequest, Seat
 from arl_lightning.datamodules.rollout_measures import why_unusable
 from arl_lightning.datamodules.task import Task
+from arl_lightning.envs.pool import reset_env, step_env
 from arl_lightning.functional.seeding import Stream, derive_seed
-from arl_lightning.protocols import ChatTokenizer, ExpertEnv
+from arl_lightning.protocols import ChatTokenizer, ExpertEnv, TextEnv
 from arl_lightning.types import ArlError, Completion, Episode, Row, TokenBatch
 
 
@@ -91,35 +91,41 @@ class DemonstrationDataModule(LightningDataModule):
                 raise ArlError(f"only {len(seen)} distinct tasks for {self.episodes} demonstrations: ask for fewer")
             seed = derive_seed(self.seed, Stream.DEMONSTRATION, number)
             rng = random.Random(derive_seed(self.seed, Stream.DEMONSTRATION, number, 1))
-            seat = Seat(EpisodeRequest(seed, 0, lambda _: 0), env)
-            seat.guard(seat.begin)
-            if seat.state_key not in seen:
-                seen.add(seat.state_key)
-                episode = self._demonstrate(seat, expert, tokenizer, dialogue, rng)
+            seat = Seat(EpisodeRequest(seed, 0, lambda _: 0), 0)
+            seat.see(reset_env(env, seed))
+            if seat.shown.state_key not in seen:
+                seen.add(seat.shown.state_key)
+                episode = self._demonstrate(seat, env, expert, tokenizer, dialogue, rng)
                 rows += dialogue.rows(episode, first_turn=turns)
                 turns += len(episode.turns)
         env.close()
         return rows
 
     def _demonstrate(
-        self, seat: Seat, expert: ExpertEnv, tokenizer: ChatTokenizer, dialogue: Dialogue, rng: random.Random
+        self,
+        seat: Seat,
+        env: TextEnv,
+        expert: ExpertEnv,
+        tokenizer: ChatTokenizer,
+        dialogue: Dialogue,
+        rng: random.Random,
     ) -> Episode:
         terminator_id = ChatFormat(tokenizer).terminator_id
         while seat.stop is None:
             actions = expert.expert_actions()
             if not actions or rng.random() < self.random_share:
-                actions = seat.info["admissible_actions"]
+                actions = seat.shown.info["admissible_actions"] or actions
             if not actions:
                 raise ArlError(
                     f"{self.task.env_id} offers neither an expert's nor an admissible action at task seed "
                     f"{seat.request.task_seed}, turn {len(seat.turns) + 1}: it cannot demonstrate there"
                 )
-            seat.fed, _ = dialogue.next_prompt(seat.turns, seat.observation, seat.info)
+            seat.fed, _ = dialogue.next_prompt(seat.turns, seat.shown.observation, seat.shown.info)
             action = rng.choice(actions)
             response = self.task.parser.write(action)
             ids = (*tokenizer.encode(response, add_special_tokens=False), terminator_id)
             completion = Completion(ids, (0.0,) * len(ids), finished=True)
-            seat.guard(partial(seat.advance, self.task, completion, response, action))
+            seat.advance(self.task, completion, response, action, step_env(env, action))
         episode = seat.episode()
         if not episode.usable:
             raise ArlError(

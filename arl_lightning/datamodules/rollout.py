@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-import traceback
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
 
 from arl_lightning.datamodules.conversation import Dialogue
 from arl_lightning.datamodules.scene import Scene
 from arl_lightning.datamodules.task import Task
-from arl_lightning.protocols import RolloutPolicy, TextEnv
+from arl_lightning.envs.pool import EnvPool, Failure, Reply, Shown
+from arl_lightning.protocols import RolloutPolicy
 from arl_lightning.types import INVALID_ACTION, Completion, Decoding, Episode, EpisodeGroup, StopReason, Turn
 
 T = TypeVar("T")
@@ -44,52 +43,44 @@ class Clock:
 class Seat:
     """An episode under way: the only mutable thing of play."""
 
-    def __init__(self, request: EpisodeRequest, env: TextEnv) -> None:
+    def __init__(self, request: EpisodeRequest, place: int) -> None:
         self.request = request
-        self.env = env
+        self.place = place
         self.turns: list[Turn] = []
         self.stop: StopReason | None = None
         self.error: str | None = None
-        self.observation = ""
-        self.info: dict[str, Any] = {}
-        self.success = False
-        self.task_type = ""
-        self.state_key: Hashable = ""
+        self.shown = Shown("", {}, success=False, state_key="", task_type="")
         self.fed: Sequence[int] = ()
 
-    def guard(self, act: Callable[[], None]) -> None:
-        """Runs a call into the environment; whatever it raises ends this episode and no other."""
-        try:
-            act()
-        except Exception:  # noqa: BLE001 - a foreign environment may raise anything; it is counted and reported
-            self.stop = StopReason.ERROR
-            self.error = traceback.format_exc()
+    def see(self, reply: Reply) -> None:
+        """Takes over what the environment shows; its failure ends this episode and no other."""
+        if isinstance(reply, Failure):
+            self.stop, self.error = StopReason.ERROR, reply.error
+        else:
+            self.shown = reply
 
-    def begin(self) -> None:
-        """The environment in the state that all members of the group share."""
-        self._see(*self.env.reset(seed=self.request.task_seed))
-
-    def advance(self, task: Task, completion: Completion, response: str, action: str | None) -> None:
-        """One response carried out; one without an action (None) reaches the environment as `invalid`."""
-        shown, key = self.observation, self.state_key
-        observation, reward, terminated, truncated, info = self.env.step(INVALID_ACTION if action is None else action)
-        self._see(observation, info)
-        valid = action is not None and bool(info.get("action_valid", True))
+    def advance(self, task: Task, completion: Completion, response: str, action: str | None, reply: Reply) -> None:
+        """One response carried out; one without an action (None) reached the environment as `invalid`."""
+        before = self.shown
+        self.see(reply)
+        if isinstance(reply, Failure):
+            return
+        valid = action is not None and bool(reply.info.get("action_valid", True))
         self.turns.append(
             Turn(
                 prompt_ids=tuple(self.fed),
                 completion=completion,
-                observation=shown,
+                observation=before.observation,
                 response=response,
                 action=INVALID_ACTION if action is None else action,
                 valid=valid,
-                reward=float(reward),
+                reward=reply.reward,
                 penalty=0.0 if valid else task.format_penalty,
-                state_key=key,
+                state_key=before.state_key,
             )
         )
-        if terminated or truncated:
-            self.stop = StopReason.TERMINATED if terminated else StopReason.TRUNCATED
+        if reply.over:
+            self.stop = StopReason.TERMINATED if reply.terminated else StopReason.TRUNCATED
         elif len(self.turns) == task.max_turns:
             self.stop = StopReason.TURN_LIMIT
 
@@ -101,16 +92,10 @@ class Seat:
             member=self.request.member,
             turns=tuple(self.turns),
             stop=self.stop,
-            success=self.success,
-            task_type=self.task_type,
+            success=self.shown.success,
+            task_type=self.shown.task_type,
             error=self.error,
         )
-
-    def _see(self, observation: str, info: dict[str, Any]) -> None:
-        """Takes over what the environment shows; a missing key fails here, as this episode's error."""
-        self.observation, self.info = observation, info
-        self.success, self.state_key = bool(info["success"]), info["state_key"]
-        self.task_type = str(info.get("task_type", ""))
 
 
 class Player:
@@ -125,37 +110,36 @@ class Player:
         self.task = task
         self.env_options = env_options
         self.clock = Clock()
-        self._envs: list[TextEnv] = []
+        self._pool: EnvPool | None = None
 
     def play(
         self, requests: Sequence[EpisodeRequest], scene: Scene, dialogue: Dialogue, decoding: Decoding
     ) -> list[Episode]:
         """One episode a request, in order; the scene's observers are told after every turn."""
-        while len(self._envs) < len(requests):
-            self._envs.append(self.task.make_env(self.env_options))
-        seats = [Seat(request, env) for request, env in zip(requests, self._envs, strict=False)]
-        self.clock.time("environment", lambda: self._begin(seats))
+        pool = self._pool = self._pool or self.task.open_pool(self.env_options)
+        seats = [Seat(request, place) for place, request in enumerate(requests)]
+        replies = self.clock.time("environment", lambda: pool.reset([request.task_seed for request in requests]))
+        for seat, reply in zip(seats, replies, strict=True):
+            seat.see(reply)
         while going := [seat for seat in seats if seat.stop is None]:
-            self._turn(going, scene.policy, dialogue, decoding)
+            self._turn(going, pool, scene.policy, dialogue, decoding)
             done = [seat for seat in seats if seat.stop is not None]
             for observer in scene.observers:
-                observer.rollout_advanced(len(done), sum(seat.success for seat in done), len(going))
+                observer.rollout_advanced(len(done), sum(seat.shown.success for seat in done), len(going))
         return [seat.episode() for seat in seats]
 
     def close(self) -> None:
         """Every environment closed."""
-        while self._envs:
-            self._envs.pop().close()
+        if self._pool is not None:
+            self._pool.close()
 
-    def _begin(self, seats: Sequence[Seat]) -> None:
-        for seat in seats:
-            seat.guard(seat.begin)
-
-    def _turn(self, going: Sequence[Seat], policy: RolloutPolicy, dialogue: Dialogue, decoding: Decoding) -> None:
+    def _turn(
+        self, going: Sequence[Seat], pool: EnvPool, policy: RolloutPolicy, dialogue: Dialogue, decoding: Decoding
+    ) -> None:
         prompts: list[Sequence[int]] = []
         ready: list[Seat] = []
         for seat in going:
-            seat.fed, whole = dialogue.next_prompt(seat.turns, seat.observation, seat.info)
+            seat.fed, whole = dialogue.next_prompt(seat.turns, seat.shown.observation, seat.shown.info)
             if len(whole) + decoding.max_new_tokens > policy.max_context:
                 seat.stop = StopReason.CONTEXT_LIMIT
                 continue
@@ -166,12 +150,14 @@ class Player:
         seeds = [seat.request.token_seed(len(seat.turns)) for seat in ready]
         completions = self.clock.time("generate", lambda: policy.sample(prompts, seeds, decoding))
         responses = [_read(policy, completion) for completion in completions]
-        self.clock.time("environment", lambda: self._step(ready, completions, responses))
-
-    def _step(self, ready: Sequence[Seat], completions: Sequence[Completion], responses: Sequence[str]) -> None:
-        for seat, completion, response in zip(ready, completions, responses, strict=True):
-            action = self.task.parser.parse(response)  # a fault of the parser is not the environment's
-            seat.guard(partial(seat.advance, self.task, completion, response, action))
+        actions = [self.task.parser.parse(response) for response in responses]
+        told = {
+            seat.place: INVALID_ACTION if action is None else action
+            for seat, action in zip(ready, actions, strict=True)
+        }
+        replies = self.clock.time("environment", lambda: pool.step(told))
+        for seat, completion, response, action in zip(ready, completions, responses, actions, strict=True):
+            seat.advance(self.task, completion, response, action, replies[seat.place])
 
 
 def _read(policy: RolloutPolicy, completion: Completion) -> str:

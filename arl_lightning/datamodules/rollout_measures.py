@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -50,8 +51,14 @@ def measure_clock(seconds: Mapping[str, float], tokens: int) -> dict[str, Measur
 
 
 def check_errors(episodes: Sequence[Episode], max_share: float) -> None:
-    """Raises ArlError with the first failure when more than `max_share` of the episodes are not usable."""
+    """Warns of each way in which an environment failed, once with its traceback.
+
+    Raises:
+        ArlError: more than `max_share` of the episodes are not usable; it tells the first failure.
+    """
     failed = [episode for episode in episodes if not episode.usable]
+    for error in dict.fromkeys(episode.error for episode in failed if episode.error):
+        warnings.warn(f"an environment failed, and its episode was left out:\n{error}", stacklevel=2)  # equal ones once
     if len(failed) > max_share * len(episodes):
         raise ArlError(
             f"{len(failed)} of {len(episodes)} episodes are not usable, more than max_error_share={max_share} allows; "

@@ -119,6 +119,15 @@ def test_the_segment_of_a_whole_episode_covers_its_action_tokens_and_leaves_its_
     assert (first.turn_of_token, second.turn_of_token) == (ROWS[0].turn_of_token, ROWS[1].turn_of_token)
 
 
+def test_a_turn_that_is_left_out_stays_as_context_and_a_row_of_such_turns_goes() -> None:
+    [first] = collation.without_turns(ROWS, {0, 2})
+    assert first.token_ids == ROWS[0].token_ids
+    assert first.action_mask == (False, False, False, False, True)
+    assert first.behavior_logprobs == (0.0, 0.0, 0.0, 0.0, -0.5)
+    assert first.turn_of_token == first.segment_of_token == (-1, -1, -1, -1, 1)
+    assert collation.without_turns(ROWS, {7}) == ROWS
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_rows_of_one_segment_stay_neighbours_in_one_minibatch(seed: int) -> None:
     # window context with sequence=episode: five episodes of three one-turn rows each; rows of episode e start with 30 e

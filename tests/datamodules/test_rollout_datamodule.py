@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import Trainer
 
 from arl_lightning.callbacks.dynamic_filtering import DynamicFiltering
-from arl_lightning.datamodules.conversation import FullContext
+from arl_lightning.datamodules.conversation import Context, FullContext
 from arl_lightning.datamodules.held_out import HeldOut
 from arl_lightning.datamodules.prompting import TaggedAction
 from arl_lightning.datamodules.rollout import group_episodes
@@ -293,6 +293,25 @@ def test_a_sequence_is_a_turn_or_an_episode_in_either_context(sequence: str, seg
         [batch], _ = epoch_of(data, policy)  # three turns and one
         assert len(batch) == rows
         assert len(set(batch.segment_ids_NT[batch.action_mask_NT].tolist())) == segments
+
+
+@pytest.mark.parametrize("context", [None, FullContext()])
+def test_invalid_turns_leave_the_loss_but_not_the_return_where_that_is_asked(context: Context | None) -> None:
+    policy = scripted({(0, 0): ["go", "fly", "win"], (0, 1): ["fly"] * 3})  # `fly` is refused and costs 0.1
+    seen: list[float] = []
+
+    def returns(groups: Sequence[EpisodeGroup], entropies_PGK: Advantages) -> Advantages:
+        seen.extend(episode.training_return for group in groups for episode in group.episodes)
+        return numbered(groups, entropies_PGK)
+
+    policy.estimate = returns
+    task = scripted_task(context, max_turns=3)
+    data = module(task=task, groups=1, group_size=2, learn_from_invalid=False)
+    [batch], _ = epoch_of(data, policy)
+    assert seen == pytest.approx([0.9, -0.3])  # 1 − 0.1 and −3 · 0.1
+    learnt = batch.advantages_NT[batch.action_mask_NT].tolist()
+    assert sorted(set(learnt)) == [1.0, 3.0]  # the first episode's first and third turn; its second has 2
+    assert len(batch) == (2 if context is None else 1)
 
 
 def test_observers_hear_of_beginning_and_end_once_an_epoch() -> None:

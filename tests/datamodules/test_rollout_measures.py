@@ -85,9 +85,11 @@ def test_without_generation_there_is_no_throughput() -> None:
 
 
 def test_errors_up_to_the_share_pass_and_one_more_stops_the_run_in_one_sentence() -> None:
-    check_errors([FAILED, *[WON] * 9], max_share=0.1)
-    with pytest.raises(ArlError) as caught:
+    with pytest.warns(UserWarning, match="an environment failed, and its episode was left out:\nTraceback:\nOops"):
+        check_errors([FAILED, *[WON] * 9], max_share=0.1)
+    with pytest.warns() as told, pytest.raises(ArlError) as caught:
         check_errors([WON, *[FAILED] * 2, *[WON] * 17], max_share=0.05)
+    assert len(told) == 1  # they failed alike
     message = str(caught.value)
     assert message.startswith("2 of 20 episodes are not usable")
     assert "task seed 41, turn 2: Oops: bad" in message
