@@ -68,6 +68,22 @@ class ChatTokenizer(Protocol):
     def convert_ids_to_tokens(self, ids: list[int]) -> list[str]: ...
 
 
+class Sampler(Protocol):
+    """Draws responses in conversations, which are known by a key and may be remembered from turn to turn."""
+
+    def admit(self, keys: Sequence[int], lengths: Sequence[int]) -> int:
+        """How many of these conversations, with prompts so long, may be sampled together; at least the first."""
+        ...
+
+    def sample(self, keys: Sequence[int], prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Completion]:
+        """One response a prompt; row `i` depends on `prompts[i]` and `seeds[i]` only."""
+        ...
+
+    def forget(self, keys: Sequence[int]) -> None:
+        """These conversations are over."""
+        ...
+
+
 @runtime_checkable
 class RolloutPolicy(Protocol):
     """What the rollout asks of the policy. `AgentModule` offers it; scripted policies in `testing` do too."""
@@ -88,8 +104,13 @@ class RolloutPolicy(Protocol):
         """Tokens that prompt and response may fill together."""
         ...
 
-    def sample(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], decoding: Decoding) -> list[Completion]:
-        """One response a prompt; row `i` depends on `prompts[i]` and `seeds[i]` only."""
+    def sampler(self, decoding: Decoding, *, grows: bool) -> Sampler:
+        """Draws responses with the weights of this moment.
+
+        Args:
+            decoding: how tokens are drawn.
+            grows: whether a conversation's next prompt begins with its last one and the response.
+        """
         ...
 
     def score(self, batch: TokenBatch) -> Scores:

@@ -175,6 +175,7 @@ class ScriptedPolicy:
         entropy: entropy at every sampled token (nats).
         estimate: the advantage estimator.
         max_context: tokens that prompt and response may fill together.
+        admits: conversations that its sampler admits at once.
     """
 
     def __init__(
@@ -185,8 +186,10 @@ class ScriptedPolicy:
         entropy: float = 0.0,
         estimate: Callable[[Sequence[EpisodeGroup], Advantages], Advantages] | None = None,
         max_context: int = 2048,
+        admits: int = 1_000_000,
     ) -> None:
         self.answers = answers
+        self.admits = admits
         self.logprob = logprob
         self.ref_logprob = ref_logprob
         self.entropy = entropy
@@ -197,7 +200,11 @@ class ScriptedPolicy:
         self.stop_token_ids = frozenset({cast(int, self.tokenizer.eos_token_id)})
         self.calls: list[Asked] = []
 
-    def sample(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], decoding: Decoding) -> list[Completion]:
+    def sampler(self, decoding: Decoding, *, grows: bool) -> ScriptedSampler:  # noqa: ARG002
+        """Answers by the script and remembers nothing."""
+        return ScriptedSampler(self, decoding)
+
+    def answer(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], decoding: Decoding) -> list[Completion]:
         """The scripted answers, each with its end token where that fits."""
         texts = tuple(self.tokenizer.decode(prompt) for prompt in prompts)
         self.calls.append(Asked(texts, tuple(seeds)))
@@ -217,6 +224,25 @@ class ScriptedPolicy:
         ids = (*self.tokenizer.encode(answer, add_special_tokens=False), *self.stop_token_ids)
         kept = ids[:max_new_tokens]
         return Completion(kept, (self.logprob,) * len(kept), finished=len(kept) == len(ids))
+
+
+class ScriptedSampler:
+    """The sampler of a scripted policy; it admits `policy.admits` conversations at once."""
+
+    def __init__(self, policy: ScriptedPolicy, decoding: Decoding) -> None:
+        self.policy = policy
+        self.decoding = decoding
+
+    def admit(self, keys: Sequence[int], lengths: Sequence[int]) -> int:  # noqa: ARG002
+        """As many as the policy says."""
+        return min(len(keys), self.policy.admits)
+
+    def sample(self, keys: Sequence[int], prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Completion]:  # noqa: ARG002
+        """The policy's answers."""
+        return self.policy.answer(prompts, seeds, self.decoding)
+
+    def forget(self, keys: Sequence[int]) -> None:
+        """Nothing is remembered."""
 
 
 def share_returns(groups: Sequence[EpisodeGroup], entropies_PGK: Advantages) -> Advantages:  # noqa: ARG001

@@ -90,7 +90,7 @@ def test_the_expert_follows_its_plan_and_holds_its_last_entry() -> None:
 
 def test_listed_answers_are_chosen_by_the_seed_alone() -> None:
     policy = ScriptedPolicy(["win", "lose"])
-    completions = policy.sample([[1], [1, 2], [3]], [0, 1, 4], Decoding())
+    completions = policy.answer([[1], [1, 2], [3]], [0, 1, 4], Decoding())
     assert [policy.tokenizer.decode(c.token_ids[:-1]) for c in completions] == ["win", "lose", "win"]  # 0, 1, 4 mod 2
     assert all(c.token_ids[-1] in policy.stop_token_ids for c in completions)
     assert policy.calls[0].seeds == (0, 1, 4)
@@ -98,8 +98,8 @@ def test_listed_answers_are_chosen_by_the_seed_alone() -> None:
 
 def test_an_answer_is_cut_where_its_end_token_does_not_fit() -> None:
     policy = ScriptedPolicy(["<action>win</action>"], logprob=-0.5)  # three tokens, four with the end
-    [whole] = policy.sample([[1]], [0], Decoding(max_new_tokens=4))
-    [cut] = policy.sample([[1]], [0], Decoding(max_new_tokens=3))
+    [whole] = policy.answer([[1]], [0], Decoding(max_new_tokens=4))
+    [cut] = policy.answer([[1]], [0], Decoding(max_new_tokens=3))
     assert (whole.finished, len(whole.token_ids), whole.logprobs) == (True, 4, (-0.5,) * 4)
     assert (cut.finished, len(cut.token_ids)) == (False, 3)
 

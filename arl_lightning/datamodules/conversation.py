@@ -145,6 +145,11 @@ class TurnPrompt(NamedTuple):
 class Dialogue(Protocol):
     """A context that knows its tokenizer and its prompt; it holds no state of any episode."""
 
+    @property
+    def grows(self) -> bool:
+        """Whether each prompt begins with the one before it and the response."""
+        ...
+
     def next_prompt(self, turns: Sequence[Turn], observation: str, info: Mapping[str, Any]) -> TurnPrompt:
         """The prompt that follows `turns`, the earlier turns of the same episode, when `observation` is seen."""
         ...
@@ -195,6 +200,8 @@ class FullContext:
 
 
 class _WindowDialogue:
+    grows = False
+
     def __init__(self, chat: ChatFormat, prompt: PromptFormat, history_window: int) -> None:
         self._chat = chat
         self._prompt = prompt
@@ -212,6 +219,8 @@ class _WindowDialogue:
 
 
 class _FullDialogue:
+    grows = True
+
     def __init__(self, chat: ChatFormat, prompt: PromptFormat) -> None:
         self._chat = chat
         self._prompt = prompt

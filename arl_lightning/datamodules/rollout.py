@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -51,6 +52,7 @@ class Seat:
         self.error: str | None = None
         self.shown = Shown("", {}, success=False, state_key="", task_type="")
         self.fed: Sequence[int] = ()
+        self.prompt: Sequence[int] = ()
 
     def see(self, reply: Reply) -> None:
         """Takes over what the environment shows; its failure ends this episode and no other."""
@@ -115,17 +117,14 @@ class Player:
     def play(
         self, requests: Sequence[EpisodeRequest], scene: Scene, dialogue: Dialogue, decoding: Decoding
     ) -> list[Episode]:
-        """One episode a request, in order; the scene's observers are told after every turn."""
-        pool = self._pool = self._pool or self.task.open_pool(self.env_options)
+        """One episode a request, in order; the scene's observers are told after every round of turns."""
+        self._pool = self._pool or self.task.open_pool(self.env_options)
+        game = _Game(self.task, self._pool, scene.policy, dialogue, decoding, self.clock)
         seats = [Seat(request, place) for place, request in enumerate(requests)]
-        replies = self.clock.time("environment", lambda: pool.reset([request.task_seed for request in requests]))
-        for seat, reply in zip(seats, replies, strict=True):
-            seat.see(reply)
-        while going := [seat for seat in seats if seat.stop is None]:
-            self._turn(going, pool, scene.policy, dialogue, decoding)
+        for turns in game.rounds(seats):
             done = [seat for seat in seats if seat.stop is not None]
             for observer in scene.observers:
-                observer.rollout_advanced(len(done), sum(seat.shown.success for seat in done), len(going))
+                observer.rollout_advanced(len(done), sum(seat.shown.success for seat in done), turns)
         return [seat.episode() for seat in seats]
 
     def close(self) -> None:
@@ -133,31 +132,112 @@ class Player:
         if self._pool is not None:
             self._pool.close()
 
-    def _turn(
-        self, going: Sequence[Seat], pool: EnvPool, policy: RolloutPolicy, dialogue: Dialogue, decoding: Decoding
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Actions on their way to the environments, and where they came from."""
+
+    seats: Sequence[Seat]
+    completions: Sequence[Completion]
+    responses: Sequence[str]
+    actions: Sequence[str | None]
+    replies: Future[dict[int, Reply]]
+
+
+class _Game:
+    """One call of play: in each round every cohort of seats takes a turn, while the others' environments step."""
+
+    def __init__(
+        self,
+        task: Task,
+        pool: EnvPool,
+        policy: RolloutPolicy,
+        dialogue: Dialogue,
+        decoding: Decoding,
+        clock: Clock,
     ) -> None:
-        prompts: list[Sequence[int]] = []
-        ready: list[Seat] = []
+        self.task = task
+        self.pool = pool
+        self.policy = policy
+        self.dialogue = dialogue
+        self.decoding = decoding
+        self.clock = clock
+        self.sampler = policy.sampler(decoding, grows=dialogue.grows)
+
+    def rounds(self, seats: Sequence[Seat]) -> Iterator[int]:
+        """Plays all seats to their end; gives the number of turns that each round took."""
+        cohorts = [seats[first :: self.task.pipeline] for first in range(self.task.pipeline)]
+        under_way: dict[int, _Step] = {}
+        with ThreadPoolExecutor(1) if self.task.pipeline > 1 else _Inline() as executor:
+            seeds = [seat.request.task_seed for seat in seats]
+            for seat, reply in zip(
+                seats, self._environment(executor.submit(self.pool.reset, seeds).result), strict=True
+            ):
+                seat.see(reply)
+            while any(seat.stop is None for seat in seats):
+                turns = 0
+                for number, cohort in enumerate(cohorts):
+                    if number in under_way:
+                        self._receive(under_way.pop(number))
+                    if ready := self._ready(cohort):
+                        step = self._act(ready, executor)
+                        turns += len(ready)
+                        if step.replies.done():
+                            self._receive(step)
+                        else:
+                            under_way[number] = step
+                yield turns
+
+    def _ready(self, cohort: Sequence[Seat]) -> list[Seat]:
+        """The seats of the cohort that can speak now, those in front first; the others wait until room is free."""
+        going = [seat for seat in cohort if seat.stop is None]
         for seat in going:
-            seat.fed, whole = dialogue.next_prompt(seat.turns, seat.shown.observation, seat.shown.info)
-            if len(whole) + decoding.max_new_tokens > policy.max_context:
-                seat.stop = StopReason.CONTEXT_LIMIT
-                continue
-            prompts.append(whole)
-            ready.append(seat)
-        if not ready:
-            return
-        seeds = [seat.request.token_seed(len(seat.turns)) for seat in ready]
-        completions = self.clock.time("generate", lambda: policy.sample(prompts, seeds, decoding))
-        responses = [_read(policy, completion) for completion in completions]
+            seat.fed, seat.prompt = self.dialogue.next_prompt(seat.turns, seat.shown.observation, seat.shown.info)
+            if len(seat.prompt) + self.decoding.max_new_tokens > self.policy.max_context:
+                self._end(seat, StopReason.CONTEXT_LIMIT)
+        fitting = [seat for seat in going if seat.stop is None]
+        places = [seat.place for seat in fitting]
+        return fitting[: self.sampler.admit(places, [len(seat.prompt) for seat in fitting]) if fitting else 0]
+
+    def _act(self, seats: Sequence[Seat], executor: Executor) -> _Step:
+        """Responses drawn and read, and their actions sent to the environments."""
+        asked = ([seat.place for seat in seats], [seat.prompt for seat in seats])
+        seeds = [seat.request.token_seed(len(seat.turns)) for seat in seats]
+        completions = self.clock.time("generate", lambda: self.sampler.sample(*asked, seeds))
+        responses = [_read(self.policy, completion) for completion in completions]
         actions = [self.task.parser.parse(response) for response in responses]
         told = {
             seat.place: INVALID_ACTION if action is None else action
-            for seat, action in zip(ready, actions, strict=True)
+            for seat, action in zip(seats, actions, strict=True)
         }
-        replies = self.clock.time("environment", lambda: pool.step(told))
-        for seat, completion, response, action in zip(ready, completions, responses, actions, strict=True):
+        replies = self._environment(lambda: executor.submit(self.pool.step, told))
+        return _Step(seats, completions, responses, actions, replies)
+
+    def _receive(self, step: _Step) -> None:
+        """What the environments show is taken over."""
+        replies = self._environment(step.replies.result)
+        said = zip(step.seats, step.completions, step.responses, step.actions, strict=True)
+        for seat, completion, response, action in said:
             seat.advance(self.task, completion, response, action, replies[seat.place])
+            if seat.stop is not None:
+                self._end(seat, seat.stop)
+
+    def _end(self, seat: Seat, reason: StopReason) -> None:
+        seat.stop = reason
+        self.sampler.forget([seat.place])
+
+    def _environment(self, work: Callable[[], T]) -> T:
+        return self.clock.time("environment", work)
+
+
+class _Inline(Executor):
+    """Does what is submitted at once and in this thread, which some environments insist on."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """The finished work."""
+        future: Future[T] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
 
 
 def _read(policy: RolloutPolicy, completion: Completion) -> str:

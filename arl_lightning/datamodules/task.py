@@ -30,6 +30,8 @@ class Task:
         format_penalty: taken off the reward of each turn without a valid action.
         workers: processes that the environments run in; null for this process, which is faster where a step takes less
             than a millisecond, and waits as long as an environment makes it wait.
+        pipeline: cohorts of episodes that take turns: while the environments of one step, in a thread, the responses of
+            another are drawn; 2 where steps are as slow as generation. Results do not depend on it.
     """
 
     env_id: str
@@ -40,12 +42,15 @@ class Task:
     max_turns: int = 15
     format_penalty: float = 0.1
     workers: Workers | None = None
+    pipeline: int = 1
 
     def __post_init__(self) -> None:
         if self.max_turns < 1:
             raise ArlError(
                 f"max_turns={self.max_turns} must be at least 1, or only the environment could end an episode"
             )
+        if self.pipeline < 1:
+            raise ArlError(f"pipeline={self.pipeline} must be at least 1: the number of cohorts that take turns")
 
     def make_env(self, options: Mapping[str, Any]) -> TextEnv:
         """A new environment; `options` win over the task's own.

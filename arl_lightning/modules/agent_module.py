@@ -15,17 +15,16 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from arl_lightning.functional.diagnostics import measure_step, padding
-from arl_lightning.functional.microbatches import pack_units
 from arl_lightning.functional.segments import count
 from arl_lightning.functional.statistics import wilson_interval
-from arl_lightning.modules.generation import sample_completions
+from arl_lightning.modules import memory
+from arl_lightning.modules.generation import Sampler
 from arl_lightning.modules.objective import Objective
 from arl_lightning.modules.policy import ModelSource, Policy
 from arl_lightning.modules.policy_module import PolicyModule
 from arl_lightning.types import (
     Advantages,
     ArlError,
-    Completion,
     Decoding,
     EpisodeGroup,
     Measure,
@@ -52,8 +51,9 @@ class AgentModule(PolicyModule):
         gradient_clip: largest norm of the gradient.
         tokens_per_pass: rows × longest row that one forward pass may hold, but for a segment that is larger by itself;
             changes memory, never the gradient.
-        tokens_per_sampling: rows × (longest prompt + max_new_tokens) that are sampled together, each holding keys and
-            values (147 kB a token in a 4B model); changes memory, never the draws' seeds.
+        cache_gb: gigabytes that keys and values may take in play (147 kB a token in a 4B model): as many episodes are
+            played at once as fit, the others as room frees; null for half of the memory that is free when play begins.
+            Changes memory and speed, never what is drawn.
         ratio_tolerance: largest |log ratio| allowed on the first mini-batch of an epoch, where it must be 0 to float
             tolerance; about 0.001 in float32, 0.05 in bfloat16.
         max_skipped_steps: consecutive steps with a non-finite gradient before the run stops.
@@ -67,13 +67,14 @@ class AgentModule(PolicyModule):
         lr_scheduler: LRSchedulerCallable | None = None,
         gradient_clip: float = 1.0,
         tokens_per_pass: int = 65536,
-        tokens_per_sampling: int = 65536,
+        cache_gb: float | None = None,
         ratio_tolerance: float = 1e-3,
         max_skipped_steps: int = 3,
     ) -> None:
         super().__init__(policy, optimizer, lr_scheduler, gradient_clip, tokens_per_pass, max_skipped_steps)
         self.objective = objective
-        self.tokens_per_sampling = tokens_per_sampling
+        self.cache_gb = cache_gb
+        self._sampler: Sampler | None = None
         self.ratio_tolerance = ratio_tolerance
         self.reference: Policy | None = None
         self._epoch_version: int | None = None
@@ -104,19 +105,18 @@ class AgentModule(PolicyModule):
         """Tokens that prompt and response may fill together."""
         return self.acting.max_context
 
-    def sample(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], decoding: Decoding) -> list[Completion]:
-        """One response a prompt, in evaluation mode and the precision of training."""
-        policy = self.acting
-        training = policy.training
-        policy.eval()
-        lengths = [len(prompt) + decoding.max_new_tokens for prompt in prompts]
-        completions: dict[int, Completion] = {}
-        for rows in pack_units([[row] for row in range(len(prompts))], lengths, self.tokens_per_sampling):
-            own = ([prompts[row] for row in rows], [seeds[row] for row in rows])
-            with self.precision():
-                completions.update(zip(rows, sample_completions(policy, *own, decoding), strict=True))
-        policy.train(training)
-        return [completions[row] for row in range(len(prompts))]
+    def sampler(self, decoding: Decoding, *, grows: bool) -> Sampler:
+        """Draws responses with the weights of this moment, in the precision of training."""
+        budget = memory.free_bytes(self.device) / 2 if self.cache_gb is None else self.cache_gb * 1e9
+        self._sampler = Sampler(
+            self.acting,
+            decoding,
+            budget_bytes=budget,
+            tokens_per_pass=self.tokens_per_pass,
+            grows=grows,
+            context=self.precision,
+        )
+        return self._sampler
 
     @torch.no_grad()
     def score(self, batch: TokenBatch) -> Scores:
@@ -155,6 +155,11 @@ class AgentModule(PolicyModule):
         """Models are loaded in evaluation mode and Lightning leaves them so."""
         self.acting.train()
 
+    def on_train_epoch_end(self) -> None:
+        """The scheduler's step, and the most memory that was in use so far."""
+        super().on_train_epoch_end()
+        self.log("memory/peak_gb", memory.peak_bytes(self.device) / 1e9)
+
     def training_step(self, batch: TrajectoryBatch, batch_idx: int) -> Mapping[str, Any] | None:
         """One optimiser step on one mini-batch; gives callbacks the records of its passes.
 
@@ -163,6 +168,8 @@ class AgentModule(PolicyModule):
         if batch_idx == 0:
             self._epoch_version = self.global_step
             self._log_measures(self._played)
+            cache = Measure(0, 0) if self._sampler is None else Measure(self._sampler.peak_bytes / 1e9, 1)
+            self._log_measures({"memory/cache_gb": cache})
         if not len(batch):
             return None
         self._check_version(batch)

@@ -1,111 +1,219 @@
-"""Sampling from a Hugging Face causal LM: batched, only unfinished rows, each row from its own seed."""
+"""Sampling from a causal LM: each row from its own seed, and no token of a conversation computed twice."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from arl_lightning.functional.drawing import draw
 from arl_lightning.functional.seeding import uniforms
+from arl_lightning.modules.prefixes import Prefix, bytes_per_token, lay, lift
 from arl_lightning.types import Completion, Decoding
 
 if TYPE_CHECKING:
+    from transformers import DynamicCache
+
     from arl_lightning.modules.policy import Policy
 
+_WORTH_SHARING = 8  # tokens
 
-@torch.no_grad()
-def sample_completions(
-    policy: Policy, prompts: Sequence[Sequence[int]], seeds: Sequence[int], decoding: Decoding
-) -> list[Completion]:
-    """One completion a prompt, drawn from the full distribution that `decoding` describes and nothing else.
 
-    The model's `generation_config` is not consulted. Row `i` consumes the counter-based stream of `seeds[i]`, one
-    number a token, so its draw does not depend on its neighbours. A prompt that several rows share, as the members of a
-    group share their first, is computed once. Rows leave the batch, and their cache with them, at the first stop token,
-    which is part of the completion.
+class Sampler:
+    """Draws responses in many conversations, whose keys and values it remembers from turn to turn.
+
+    Completions come from the full distribution that `decoding` describes and nothing else: the model's
+    `generation_config` is not consulted. Each row consumes the counter-based stream of its own seed, one number a
+    token, so that its draw depends neither on the other rows nor on what is remembered. The weights must not change
+    in the sampler's life.
+
+    Args:
+        policy: the model.
+        decoding: how tokens are drawn.
+        budget_bytes: what keys and values may take; at least one conversation always fits.
+        tokens_per_pass: rows × tokens of one pass over prompts.
+        grows: whether a conversation's next prompt begins with its last one and the response; what is remembered of
+            conversations that do not is only what all of them begin with.
+        context: the context of every forward, such as autocast.
     """
-    device = policy.model.device
-    decoder = policy.model.get_decoder()  # type: ignore[no-untyped-call]
-    place_of = {prompt: place for place, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
-    distinct_N = torch.tensor([place_of[tuple(prompt)] for prompt in prompts], device=device)
-    ids_NT, mask_NT = _left_pad(list(place_of), int(policy.tokenizer.pad_token_id), device)
-    positions_NT = (mask_NT.cumsum(-1) - 1).clamp(min=0)
-    output = decoder(input_ids=ids_NT, attention_mask=mask_NT, position_ids=positions_NT, use_cache=True)
-    output.cache.batch_select_indices(distinct_N)
-    hidden_NH, mask_NT, positions_NT = (
-        x[distinct_N] for x in (output.last_hidden_state[:, -1], mask_NT, positions_NT[:, -1:])
-    )
 
-    uniforms_NT = torch.from_numpy(np.stack([uniforms(seed, decoding.max_new_tokens) for seed in seeds])).to(device)
-    stop_ids = torch.tensor(sorted(policy.stop_token_ids), device=device)
-    tokens: list[list[int]] = [[] for _ in prompts]
-    logprobs: list[list[float]] = [[] for _ in prompts]
-    finished = [False] * len(prompts)
-    alive_N = torch.arange(len(prompts), device=device)
-    for step in range(decoding.max_new_tokens):
-        next_N, logprobs_N = draw(policy.logits(hidden_NH), uniforms_NT[alive_N, step], decoding)
-        stopped_N = torch.isin(next_N, stop_ids)
-        for row, token, logprob, stop in zip(
-            alive_N.tolist(), next_N.tolist(), logprobs_N.tolist(), stopped_N.tolist(), strict=True
-        ):
-            tokens[row].append(token)
-            logprobs[row].append(logprob)
-            finished[row] = stop
-        going_N = (~stopped_N).nonzero()[:, 0]
-        if len(going_N) == 0 or step + 1 == decoding.max_new_tokens:
-            break
-        if len(going_N) < len(alive_N):
-            output.cache.batch_select_indices(going_N)
-            alive_N, next_N, mask_NT, positions_NT = (x[going_N] for x in (alive_N, next_N, mask_NT, positions_NT))
-        mask_NT = torch.cat([mask_NT, mask_NT.new_ones(len(mask_NT), 1)], dim=1)
-        positions_NT = positions_NT + 1
-        output = decoder(
-            input_ids=next_N[:, None],
-            attention_mask=mask_NT,
-            position_ids=positions_NT,
-            cache=output.cache,
+    def __init__(
+        self,
+        policy: Policy,
+        decoding: Decoding,
+        *,
+        budget_bytes: float = float("inf"),
+        tokens_per_pass: int = 65536,
+        grows: bool = True,
+        context: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self.policy = policy
+        self.decoding = decoding
+        self.budget_bytes = budget_bytes
+        self.tokens_per_pass = tokens_per_pass
+        self.grows = grows
+        self.context = context
+        self.peak_bytes = 0
+        with context():
+            self.token_bytes = bytes_per_token(policy.model)
+        self._remembered: dict[int, Prefix] = {}
+        self._opening = Prefix()
+        self._decoder = policy.model.get_decoder()  # type: ignore[no-untyped-call]
+
+    def admit(self, keys: Sequence[int], lengths: Sequence[int]) -> int:
+        """How many of the conversations, from the first on, may be sampled together; what the rest left is forgotten.
+
+        Args:
+            keys: names of the conversations, those that shall end first in front.
+            lengths: tokens of their prompts.
+        """
+        asking = set(keys)
+        others = sum(len(prefix.token_ids) for key, prefix in self._remembered.items() if key not in asking)
+        longest, admitted = 0, 0
+        for length in lengths:
+            longest = max(longest, length + self.decoding.max_new_tokens)
+            if admitted and (others + (admitted + 1) * longest) * self.token_bytes > self.budget_bytes:
+                break
+            admitted += 1
+        self.forget(keys[admitted:])
+        return admitted
+
+    def forget(self, keys: Sequence[int]) -> None:
+        """Frees what is remembered of these conversations."""
+        for key in keys:
+            self._remembered.pop(key, None)
+
+    @torch.no_grad()
+    def sample(self, keys: Sequence[int], prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Completion]:
+        """One response a prompt, in evaluation mode.
+
+        A prompt's tokens are computed but for those that the conversation's memory, or the beginning that all share,
+        already holds; a prompt that several rows share is computed once.
+
+        Args:
+            keys: names of the conversations.
+            prompts: whole prompts, each of at least one token.
+            seeds: one a row; draws depend on them and the prompts alone.
+        """
+        training = self.policy.training
+        self.policy.eval()
+        try:
+            with self.context():
+                wholes = [tuple(prompt) for prompt in prompts]
+                known = self._read(keys, wholes)
+                held = [len(whole) - 1 for whole in wholes]
+                cache = lay([known[whole] for whole in wholes], held, spare=self._opening)
+                return self._decode(keys, wholes, seeds, cache)
+        finally:
+            self.policy.train(training)
+
+    def _read(self, keys: Sequence[int], wholes: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Prefix]:
+        """Every prompt but its last token, as remembered or computed now."""
+        known: dict[tuple[int, ...], Prefix] = {}
+        for key, whole in zip(keys, wholes, strict=True):
+            own = self._remembered.pop(key, None)
+            if own is not None and own.agreement(whole) >= known.get(whole, Prefix()).agreement(whole):
+                known[whole] = own
+        fresh = [whole for whole in dict.fromkeys(wholes) if whole not in known]
+        self._share_opening(fresh)
+        known.update((whole, self._opening) for whole in fresh)
+        missing = {whole: len(whole) - 1 - min(known[whole].agreement(whole), len(whole) - 1) for whole in known}
+        alike: defaultdict[int, list[tuple[int, ...]]] = defaultdict(list)
+        for whole, count in missing.items():
+            alike[count.bit_length()].append(whole)  # at most twice as many as the fewest are computed for any
+        alike.pop(0, None)
+        for group in alike.values():
+            most = max(missing[whole] for whole in group)
+            portion = max(self.tokens_per_pass // most, 1)
+            for start in range(0, len(group), portion):
+                self._compute(group[start : start + portion], known)
+        return known
+
+    def _share_opening(self, wholes: Sequence[tuple[int, ...]]) -> None:
+        """Computes once what all fresh prompts begin with, unless the opening of earlier ones serves."""
+        if len(wholes) < 2 or self._opening.token_ids:
+            return
+        count = min(Prefix(wholes[0][:-1]).agreement(whole[:-1]) for whole in wholes)
+        if count >= _WORTH_SHARING:
+            whole = wholes[0][: count + 1]
+            known = {whole: Prefix()}
+            self._compute([whole], known)
+            self._opening = known[whole]
+
+    def _compute(self, wholes: Sequence[tuple[int, ...]], known: dict[tuple[int, ...], Prefix]) -> None:
+        """Replaces what is known of these prompts by all but their last token.
+
+        All rows are fed equally many tokens, some of them again, so that no padding comes to lie between tokens:
+        sliding windows are counted in columns.
+        """
+        ends = [len(whole) - 1 for whole in wholes]
+        fed = max(end - min(known[whole].agreement(whole), end) for whole, end in zip(wholes, ends, strict=True))
+        held = [max(end - fed, 0) for end in ends]
+        cache = lay([known[whole] for whole in wholes], held, spare=self._opening)
+        device = self.policy.model.device
+        # any token where a row has none: the mask hides it
+        ids = [[0] * (fed - end + h) + list(whole[h:end]) for whole, h, end in zip(wholes, held, ends, strict=True)]
+        self._forward(torch.tensor(ids, device=device), torch.tensor(ends, device=device), max(held) + fed, cache)
+        lifted = lift(
+            cache, range(len(wholes)), [whole[:end] for whole, end in zip(wholes, ends, strict=True)], last=True
+        )
+        known.update(zip(wholes, lifted, strict=True))
+
+    def _decode(
+        self, keys: Sequence[int], wholes: Sequence[tuple[int, ...]], seeds: Sequence[int], cache: DynamicCache
+    ) -> list[Completion]:
+        device = self.policy.model.device
+        limit = self.decoding.max_new_tokens
+        uniforms_NT = torch.from_numpy(np.stack([uniforms(seed, limit) for seed in seeds])).to(device)
+        stop_ids = torch.tensor(sorted(self.policy.stop_token_ids), device=device)
+        tokens: list[list[int]] = [[] for _ in wholes]
+        logprobs: list[list[float]] = [[] for _ in wholes]
+        finished = [False] * len(wholes)
+        alive_N = torch.arange(len(wholes), device=device)
+        lengths_N = torch.tensor([len(whole) for whole in wholes], device=device)
+        next_N = torch.tensor([whole[-1] for whole in wholes], device=device)
+        columns = max(map(len, wholes))
+        for step in range(limit):
+            hidden_NH = self._forward(next_N[:, None], lengths_N + step, columns + step, cache)
+            next_N, logprobs_N = draw(self.policy.logits(hidden_NH), uniforms_NT[alive_N, step], self.decoding)
+            stopped_N = torch.isin(next_N, stop_ids)
+            rows = alive_N.tolist()
+            for row, token, logprob, stop in zip(
+                rows, next_N.tolist(), logprobs_N.tolist(), stopped_N.tolist(), strict=True
+            ):
+                tokens[row].append(token)
+                logprobs[row].append(logprob)
+                finished[row] = stop
+            going_N = (~stopped_N).nonzero()[:, 0]
+            over = len(going_N) == 0 or step + 1 == limit
+            if self.grows:
+                leaving = [place for place, row in enumerate(rows) if finished[row] or over]
+                # the token just drawn has not been fed
+                held = [(*wholes[rows[place]], *tokens[rows[place]][:-1]) for place in leaving]
+                prefixes = lift(cache, leaving, held, last=over)
+                self._remembered.update((keys[rows[p]], prefix) for p, prefix in zip(leaving, prefixes, strict=True))
+            if over:
+                break
+            if len(going_N) < len(alive_N):
+                cache.batch_select_indices(going_N)
+                next_N, alive_N, lengths_N = next_N[going_N], alive_N[going_N], lengths_N[going_N]
+        return [Completion(tuple(t), tuple(p), f) for t, p, f in zip(tokens, logprobs, finished, strict=True)]
+
+    def _forward(self, ids_NT: Tensor, lengths_N: Tensor, columns: int, cache: DynamicCache) -> Tensor:
+        """Last hidden states `[N, H]` after feeding the last tokens of rows that end in the same column."""
+        positions_NT = torch.arange(columns, device=lengths_N.device) - columns + lengths_N[:, None]
+        output = self._decoder(
+            input_ids=ids_NT,
+            attention_mask=(positions_NT >= 0).long(),
+            position_ids=positions_NT[:, columns - ids_NT.shape[1] :].clamp(min=0),
+            cache=cache,
             use_cache=True,
         )
-        hidden_NH = output.last_hidden_state[:, -1]
-    return [Completion(tuple(t), tuple(p), f) for t, p, f in zip(tokens, logprobs, finished, strict=True)]
-
-
-def draw(logits_NV: Tensor, uniforms_N: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
-    """The token at which each row's cumulative probability passes its uniform number, and its log-prob.
-
-    Log-probs are float32 and those of the truncated, tempered distribution; a greedy draw has probability 1.
-    """
-    logits_NV = logits_NV.float()
-    if decoding.temperature == 0:
-        return logits_NV.argmax(dim=-1), torch.zeros(len(logits_NV), device=logits_NV.device)
-    logprobs_NV = torch.log_softmax(_truncate(logits_NV / decoding.temperature, decoding), dim=-1)
-    cumulative_NV = logprobs_NV.double().exp().cumsum(dim=-1)
-    # scaled by the last entry, since rounding may leave it just below the largest uniform number
-    thresholds_N1 = uniforms_N[:, None] * cumulative_NV[:, -1:]
-    tokens_N = torch.searchsorted(cumulative_NV, thresholds_N1, right=True)[:, 0].clamp(max=logits_NV.shape[-1] - 1)
-    return tokens_N, logprobs_NV.gather(-1, tokens_N[:, None])[:, 0]
-
-
-def _truncate(logits_NV: Tensor, decoding: Decoding) -> Tensor:
-    if 0 < decoding.top_k < logits_NV.shape[-1]:
-        floor_N1 = logits_NV.topk(decoding.top_k, dim=-1).values[:, -1:]
-        logits_NV = logits_NV.masked_fill(logits_NV < floor_N1, float("-inf"))
-    if decoding.top_p < 1:
-        sorted_NV, order_NV = logits_NV.sort(dim=-1, descending=True)
-        probs_NV = sorted_NV.softmax(dim=-1)
-        outside_NV = probs_NV.cumsum(dim=-1) - probs_NV >= decoding.top_p  # the first token always stays
-        logits_NV = logits_NV.masked_fill(outside_NV.scatter(-1, order_NV, outside_NV), float("-inf"))
-    return logits_NV
-
-
-def _left_pad(prompts: Sequence[Sequence[int]], pad_token_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    longest = max(len(prompt) for prompt in prompts)
-    ids_NT = torch.full((len(prompts), longest), pad_token_id, dtype=torch.int64)
-    mask_NT = torch.zeros((len(prompts), longest), dtype=torch.int64)
-    for row, prompt in enumerate(prompts):
-        ids_NT[row, longest - len(prompt) :] = torch.tensor(prompt)
-        mask_NT[row, longest - len(prompt) :] = 1
-    return ids_NT.to(device), mask_NT.to(device)
+        self.peak_bytes = max(self.peak_bytes, len(ids_NT) * columns * self.token_bytes)
+        hidden_NH: Tensor = output.last_hidden_state[:, -1]
+        return hidden_NH

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -12,6 +14,7 @@ from arl_lightning.datamodules.prompting import TaggedAction
 from arl_lightning.datamodules.rollout import Clock, EpisodeRequest, Player
 from arl_lightning.datamodules.scene import Scene
 from arl_lightning.datamodules.task import Task
+from arl_lightning.envs.pool import LocalPool, Reply
 from arl_lightning.functional.seeding import Stream, derive_seed
 from arl_lightning.protocols import RolloutObserver
 from arl_lightning.testing import SCRIPT, Outcome, ScriptedPolicy, scripted_task
@@ -236,3 +239,53 @@ def test_a_clock_books_time_under_its_name_only() -> None:
     assert clock.time("environment", lambda: sum(range(10_000))) == 49_995_000  # 9999 · 10000 / 2
     assert clock.seconds["environment"] > 0
     assert (clock.seconds["generate"], clock.seconds["score"]) == (0.0, 0.0)
+
+
+def restless(prompt: str, seed: int) -> str:
+    return say(["go", "wait", "fly", "win", "lose", "cut", "crash"][(seed + 3 * len(prompt)) % 7])
+
+
+def test_how_many_are_admitted_at_once_and_how_many_cohorts_there_are_changes_no_episode() -> None:
+    seeds = range(12)
+    whole = play(ScriptedPolicy(restless), requests(*seeds))
+    assert len({len(episode.turns) for episode in whole}) > 2
+    for admits, pipeline in [(5, 1), (1, 1), (100, 3), (2, 2)]:
+        task = replace(scripted_task(), pipeline=pipeline)
+        policy = ScriptedPolicy(restless, admits=admits)
+        episodes = play(policy, requests(*seeds), task)
+        assert [replace(e, error=None) for e in episodes] == [replace(e, error=None) for e in whole]
+        assert max(len(call.seeds) for call in policy.calls) == min(admits, 12 // pipeline)
+
+
+def test_those_in_front_end_first_and_the_rest_fill_the_room_they_leave() -> None:
+    policy = following([say("wait"), say("win")], [say("win")], [say("win")], [say("wait"), say("win")])
+    policy.admits = 2
+    play(policy, requests(5, 6, 7, 8))
+    assert [call.seeds for call in policy.calls] == [(0, 100), (1, 200), (300,), (301,)]
+
+
+def test_while_one_cohorts_environments_step_the_others_responses_are_drawn() -> None:
+    """Each of two cohorts needs the other to get on: the environments' step waits until the other's turn is drawn."""
+    drawn = threading.Semaphore(0)
+    waited: list[bool] = []
+
+    class WaitingPool(LocalPool):
+        def step(self, actions: Mapping[int, str]) -> dict[int, Reply]:
+            waited.append(drawn.acquire(timeout=10))
+            return super().step(actions)
+
+    def answer(prompt: str, seed: int) -> str:
+        if seed >= 100:
+            drawn.release()  # the second cohort speaks, so that the first one's step may end, and its own
+            drawn.release()
+        return say("win")
+
+    task = replace(scripted_task(), pipeline=2)
+    policy = ScriptedPolicy(answer)
+    player = Player(task, {})
+    player._pool = WaitingPool(partial(task.make_env, {}))
+    dialogue = task.context.bind(policy.tokenizer, task.prompt)
+    episodes = player.play(requests(5, 6), Scene(policy, (), (), epoch=0), dialogue, DECODING)
+    player.close()
+    assert waited == [True, True]
+    assert all(episode.success for episode in episodes)

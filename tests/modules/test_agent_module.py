@@ -17,7 +17,9 @@ from torch.utils.data import DataLoader
 from arl_lightning.modules.agent_module import AgentModule
 from arl_lightning.modules.aggregations import SequenceMean, SequenceSum, TokenMean
 from arl_lightning.modules.estimators import GroupNormalized
+from arl_lightning.modules.generation import Sampler
 from arl_lightning.modules.masks import SequenceMask
+from arl_lightning.modules.memory import free_bytes
 from arl_lightning.modules.objective import Objective
 from arl_lightning.modules.regularizers import EntropyBonus, ReferenceKL
 from arl_lightning.modules.surrogates import TokenClip
@@ -247,14 +249,14 @@ def test_scores_are_those_of_the_training_forward_however_they_are_cut(tokens_pe
     assert (scores.logprobs_NT - scores.ref_logprobs_NT).abs().max() > 1e-4
 
 
-def test_sampling_leaves_the_training_mode_and_does_not_depend_on_its_portions() -> None:
-    prompts, seeds, decoding = [[5, 6], [7], [8, 9, 10]], [1, 2, 3], Decoding(max_new_tokens=5)
-    whole = agent().sample(prompts, seeds, decoding)
-    module = agent(tokens_per_sampling=14)
-    module.acting.train()
-    in_portions = module.sample(prompts, seeds, decoding)
-    assert module.acting.training
-    assert [c.token_ids for c in in_portions] == [c.token_ids for c in whole]
+def test_the_cache_may_take_what_the_module_says_or_half_of_what_is_free() -> None:
+    decoding = Decoding(max_new_tokens=5)
+    given = agent(cache_gb=0.5).sampler(decoding, grows=True)
+    assert isinstance(given, Sampler)
+    assert (given.budget_bytes, given.decoding, given.grows) == (5e8, decoding, True)
+    derived = agent().sampler(decoding, grows=False)
+    assert isinstance(derived, Sampler)
+    assert 1e8 < derived.budget_bytes < free_bytes(torch.device("cpu"))
 
 
 def test_a_checkpoint_from_the_middle_of_an_epoch_is_refused_by_name(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from arl_lightning.functional.drawing import draw
 from arl_lightning.functional.seeding import uniforms
-from arl_lightning.modules.generation import draw, sample_completions
+from arl_lightning.modules.generation import Sampler
 from arl_lightning.modules.policy import Policy
 from arl_lightning.modules.tiny_model import TinyModel
 from arl_lightning.types import Completion, Decoding, TokenBatch
@@ -35,7 +36,7 @@ def sample(
 ) -> list[Completion]:
     policy = copy.copy(POLICY)
     policy.stop_token_ids = stops
-    return sample_completions(policy, prompts, seeds, decoding)
+    return Sampler(policy, decoding).sample(range(len(prompts)), prompts, seeds)
 
 
 def draws(
@@ -162,8 +163,8 @@ def test_a_shared_prompt_is_computed_once_and_drawn_from_as_if_alone() -> None:
     )
     together = sample(prompts, SEEDS, Decoding(max_new_tokens=6))
     hook.remove()
-    # two distinct prompts of at most 4 tokens; then five single tokens of each of the four rows
-    assert fed == [(2, 4), *[(4, 1)] * 5]
+    # a probe; all but the last token of the one longer prompt; then six single tokens of each of the four rows
+    assert fed == [(1, 2), (1, 3), *[(4, 1)] * 6]
     for prompt, seed, found in zip(prompts, SEEDS, together, strict=True):
         (alone,) = sample([prompt], [seed], Decoding(max_new_tokens=6))
         assert found.token_ids == alone.token_ids
