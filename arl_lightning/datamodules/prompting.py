@@ -9,12 +9,15 @@ from typing import Any
 
 from arl_lightning.types import ArlError
 
+_MESSAGE_FIELDS = {"observation", "history", "admissible_actions", "turn", "task"}
+
 
 class PromptTemplate:
     """Writes a turn's user message from templates in the syntax of `str.format`; literal braces are doubled.
 
     Args:
-        template: the message; may name {observation}, {history}, {admissible_actions} and {turn} (counted from 1).
+        template: the message; may name {observation}, {history}, {admissible_actions}, {turn} (counted from 1) and
+            {task}, which is what the environment's `info["task"]` says is to be done.
         system_text: text of the system message, or None to send none.
         history_template: one earlier turn; may name {observation}, {action} and {turn}.
         history_separator: text between earlier turns.
@@ -32,7 +35,7 @@ class PromptTemplate:
         history_block: str = "{turns}\n",
         action_separator: str = "\n",
     ) -> None:
-        self._fields = _fields("template", template, {"observation", "history", "admissible_actions", "turn"})
+        self._fields = _fields("template", template, _MESSAGE_FIELDS)
         self._history_fields = _fields("history_template", history_template, {"observation", "action", "turn"})
         if "turns" not in _fields("history_block", history_block, {"turns", "count"}):
             raise ArlError(f"history_block {history_block!r} must name {{turns}}, or no earlier turn would be shown")
@@ -56,11 +59,15 @@ class PromptTemplate:
             info: the environment's; a context adds `turn`, the number of the present turn from 1, which {turn} needs.
 
         Raises:
-            ArlError: the template names {admissible_actions} and the environment lists none.
+            ArlError: the template names {admissible_actions} or {task} and the environment has none.
         """
         values: dict[str, Any] = {"observation": observation}
         if "turn" in self._fields:
             values["turn"] = info["turn"]
+        if "task" in self._fields:
+            if "task" not in info:
+                raise ArlError("the template names {task} but this environment's info has no 'task': remove it")
+            values["task"] = info["task"]
         if "history" in self._fields:
             values["history"] = self._history(history, info)
         if "admissible_actions" in self._fields:
@@ -147,3 +154,34 @@ class TaggedAction:
                 "white space at its ends and without tags"
             )
         return response
+
+
+class WholeMessage:
+    """Takes the response itself as the action, for environments that read messages, such as tool-integrated maths.
+
+    Args:
+        max_length: longest action, in characters; a longer response is void.
+    """
+
+    def __init__(self, max_length: int = 20_000) -> None:
+        if max_length < 1:
+            raise ArlError(f"max_length={max_length} must be at least 1")
+        self.max_length = max_length
+
+    def parse(self, response: str) -> str | None:
+        """The response without white space around it, or None when nothing is left or it is too long."""
+        action = response.strip()
+        return action if 0 < len(action) <= self.max_length else None
+
+    def write(self, action: str) -> str:
+        """The action as it is.
+
+        Raises:
+            ArlError: it would not be read again as it is.
+        """
+        if self.parse(action) != action:
+            raise ArlError(
+                f"{action!r} cannot be a message: it must be 1 to {self.max_length} characters without white space at "
+                "its ends"
+            )
+        return action

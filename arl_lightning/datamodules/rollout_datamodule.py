@@ -42,8 +42,6 @@ class RolloutDataModule(LightningDataModule):
         group_size: episodes a task, all from the identical initial state (elsewhere `num_generations`).
         minibatches: optimiser steps a rollout, one pass over its rows.
         sequence: unit of sequence-level ratios, masks and means.
-        learn_from_invalid: whether turns without a valid action enter the loss; when not, they still cost their penalty
-            and their episode keeps its return (for void answers of tool use, whose gradients are large).
         env_options: options of the environment in training, for example its split.
         validation: held-out tasks of `validate` and of validation during `fit`.
         test: held-out tasks of `test`.
@@ -60,7 +58,6 @@ class RolloutDataModule(LightningDataModule):
         group_size: int = 8,
         minibatches: int = 8,
         sequence: Literal["turn", "episode"] = "turn",
-        learn_from_invalid: bool = True,
         env_options: dict[str, Any] | None = None,
         validation: HeldOut | None = None,
         test: HeldOut | None = None,
@@ -78,7 +75,6 @@ class RolloutDataModule(LightningDataModule):
         self.group_size = group_size
         self.minibatches = minibatches
         self.sequence = sequence
-        self.learn_from_invalid = learn_from_invalid
         self.env_options = env_options or {}
         self.validation = validation or HeldOut()
         self.test = test or HeldOut()
@@ -155,7 +151,7 @@ class RolloutDataModule(LightningDataModule):
         for number, episode in enumerate(episode for group in groups for episode in group.episodes):
             if episode.usable:
                 own = dialogue.rows(episode, first_turn)
-                if not self.learn_from_invalid:
+                if not self.task.learn_from_invalid:
                     void = {first_turn + k for k, turn in enumerate(episode.turns) if not turn.valid}
                     own = collation.without_turns(own, void)
                 rows += collation.by_episode(own, number) if self.sequence == "episode" else own

@@ -28,6 +28,8 @@ class Task:
         env_options: keyword arguments of the environment.
         max_turns: responses that an episode may hold, at least 1.
         format_penalty: taken off the reward of each turn without a valid action.
+        learn_from_invalid: whether turns without a valid action enter the loss; when not, they still cost their penalty
+            and their episode keeps its return (for void answers of tool use, whose gradients are large).
         workers: processes that the environments run in; null for this process, which is faster where a step takes less
             than a millisecond, and waits as long as an environment makes it wait.
         pipeline: cohorts of episodes that take turns: while the environments of one step, in a thread, the responses of
@@ -41,6 +43,7 @@ class Task:
     env_options: dict[str, Any] = field(default_factory=dict)
     max_turns: int = 15
     format_penalty: float = 0.1
+    learn_from_invalid: bool = True
     workers: Workers | None = None
     pipeline: int = 1
 

@@ -11,7 +11,10 @@ from gymnasium.envs.registration import register, registry
 from arl_lightning.protocols import TextEnv
 from arl_lightning.types import ArlError
 
-ENV_ENTRY_POINTS = {"arl/Sokoban-v0": "arl_lightning.envs.sokoban:SokobanEnv"}
+ENV_ENTRY_POINTS = {
+    "arl/Sokoban-v0": "arl_lightning.envs.sokoban:SokobanEnv",
+    "arl/WebShop-v0": "arl_lightning.envs.webshop.environment:WebShopEnv",
+}
 
 
 def register_envs() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arl_lightning.datamodules.prompting import PromptTemplate, TaggedAction
+from arl_lightning.datamodules.prompting import PromptTemplate, TaggedAction, WholeMessage
 from arl_lightning.protocols import ActionParser, PromptFormat
 from arl_lightning.types import ArlError
 
@@ -157,3 +157,23 @@ def test_hostile_length_takes_linear_time(think: bool, unit: str, start: str) ->
     before = time.perf_counter()
     assert TaggedAction(think=think).parse(response) is None
     assert time.perf_counter() - before < 1.0
+
+
+def test_the_task_is_named_by_the_environment_or_refused_in_one_sentence() -> None:
+    prompt = PromptTemplate("Do {task}. {observation}")
+    assert prompt.message("O1", [], {"task": "the dishes"}) == "Do the dishes. O1"
+    with pytest.raises(ArlError, match=r"names \{task\} but this environment's info has no 'task'"):
+        prompt.message("O1", [], {})
+
+
+def test_a_whole_message_is_the_action() -> None:
+    parser: ActionParser = WholeMessage(max_length=12)
+    assert parser.parse("\n print(1) \n") == "print(1)"
+    assert parser.parse("  \n") is None
+    assert parser.parse("x" * 13) is None
+    assert parser.write("x" * 12) == "x" * 12
+    for action in ("", " x", "x" * 13):
+        with pytest.raises(ArlError, match="cannot be a message"):
+            parser.write(action)
+    with pytest.raises(ArlError, match="at least 1"):
+        WholeMessage(max_length=0)

@@ -305,8 +305,8 @@ def test_invalid_turns_leave_the_loss_but_not_the_return_where_that_is_asked(con
         return numbered(groups, entropies_PGK)
 
     policy.estimate = returns
-    task = scripted_task(context, max_turns=3)
-    data = module(task=task, groups=1, group_size=2, learn_from_invalid=False)
+    task = replace(scripted_task(context, max_turns=3), learn_from_invalid=False)
+    data = module(task=task, groups=1, group_size=2)
     [batch], _ = epoch_of(data, policy)
     assert seen == pytest.approx([0.9, -0.3])  # 1 − 0.1 and −3 · 0.1
     learnt = batch.advantages_NT[batch.action_mask_NT].tolist()

@@ -1,0 +1,1 @@
+"""A text web shop after the published description: catalogue, search, pages, graded reward, expert."""
