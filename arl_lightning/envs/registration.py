@@ -13,6 +13,7 @@ from arl_lightning.types import ArlError
 
 ENV_ENTRY_POINTS = {
     "arl/Sokoban-v0": "arl_lightning.envs.sokoban:SokobanEnv",
+    "arl/TIRMath-v0": "arl_lightning.envs.tir_math.environment:TIRMathEnv",
     "arl/WebShop-v0": "arl_lightning.envs.webshop.environment:WebShopEnv",
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,19 +24,20 @@ def shipped(folder: str) -> list[Path]:
 
 
 def combinations() -> list[tuple[Path, ...]]:
-    """Reinforcement and cloning with every task and hardware, each with and without the recipes meant for it."""
-    recipes = shipped("recipes")
-    clones = [recipe for recipe in recipes if "clone" in recipe.stem]
-    learns = [recipe for recipe in recipes if recipe not in clones]
-    starts = [
-        *itertools.product([CONFIGS / "base.yaml"], shipped("methods"), [None, *learns]),
-        *itertools.product([CONFIGS / "cloning.yaml"], [None], [None, *clones]),
-    ]
-    places = itertools.product(shipped("tasks"), shipped("hardware"))
-    return [
-        tuple(path for path in (start, method, task, hardware, recipe) if path is not None)
-        for (start, method, recipe), (task, hardware) in itertools.product(starts, places)
-    ]
+    """Each method, task and hardware with the first of the others, and each recipe with what it is meant for.
+
+    Overlays touch different keys, so that pairs show what all combinations would.
+    """
+    base, cloning, method = (CONFIGS / name for name in ("base.yaml", "cloning.yaml", "methods/sampo.yaml"))
+    sokoban, cpu = CONFIGS / "tasks/sokoban.yaml", CONFIGS / "hardware/cpu.yaml"
+    places = [*((task, cpu) for task in shipped("tasks")), *((sokoban, hardware) for hardware in shipped("hardware"))]
+    chosen: list[tuple[Path, ...]] = [(base, one, sokoban, cpu) for one in shipped("methods")]
+    chosen += [(*start, *place) for place in dict.fromkeys(places) for start in ((base, method), (cloning,))]
+    for recipe in shipped("recipes"):
+        start = (cloning,) if "clone" in recipe.stem else (base, method)
+        [task] = [task for task in shipped("tasks") if task.stem in recipe.stem]
+        chosen.append((*start, task, cpu, recipe))
+    return chosen
 
 
 def fit_with(*paths: Path) -> list[str]:
