@@ -6,7 +6,7 @@ import math
 import os
 import resource
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from arl_lightning.envs.sandbox import landlock, seccomp, syscalls
@@ -27,28 +27,42 @@ class Confinement:
         address_bytes: limit of the address space, what the server itself holds included.
         ruleset: descriptor of the Landlock ruleset, None where the kernel has no Landlock.
         program: assembled seccomp filter.
+        unsafe: go on without a layer that the kernel refuses.
     """
 
     timeout_s: float
     address_bytes: int
     ruleset: int | None
     program: bytes
+    unsafe: bool
 
     def apply(self) -> None:
-        """This process is confined for good."""
-        os.setsid()
-        _limit(self.timeout_s, self.address_bytes)
-        drop_identity()
-        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
-        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # after the change of user, which clears it
-        syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
-        if self.ruleset is not None:
-            landlock.restrict(self.ruleset)
-        os.closerange(3, 4 * OPEN_FILES)
-        seccomp.install(self.program)
+        """This process is confined for good.
+
+        Raises:
+            OSError: the kernel refuses a layer, and `unsafe` is not set.
+        """
+        layers: list[Callable[[], object]] = [
+            os.setsid,
+            lambda: _limit(self.timeout_s, self.address_bytes),
+            drop_identity,
+            lambda: syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0),
+            # after the change of user, which clears it
+            lambda: syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL),
+            lambda: syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1),
+            lambda: landlock.restrict(self.ruleset) if self.ruleset is not None else None,
+            lambda: os.closerange(3, 4 * OPEN_FILES),
+            lambda: seccomp.install(self.program),
+        ]
+        for layer in layers:
+            try:
+                layer()
+            except OSError:
+                if not self.unsafe:
+                    raise
 
 
-def prepare(timeout_s: float, address_bytes: int, folders: Sequence[str]) -> Confinement:
+def prepare(timeout_s: float, address_bytes: int, folders: Sequence[str], unsafe: bool) -> Confinement:
     """The strongest confinement that this kernel offers, with reads of the folders only.
 
     Raises:
@@ -56,7 +70,8 @@ def prepare(timeout_s: float, address_bytes: int, folders: Sequence[str]) -> Con
     """
     version = landlock.abi()
     ruleset = landlock.read_only_ruleset(folders, version) if version else None
-    return Confinement(timeout_s, address_bytes, ruleset, seccomp.assemble(seccomp.build_filter(syscalls.machine())))
+    program = seccomp.assemble(seccomp.build_filter(syscalls.machine()))
+    return Confinement(timeout_s, address_bytes, ruleset, program, unsafe)
 
 
 def drop_identity() -> None:

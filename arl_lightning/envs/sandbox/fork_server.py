@@ -56,7 +56,7 @@ class ForkServer:
         memory_mb: memory that a program may take beyond the loaded libraries, MiB, at least 16.
         max_output: most characters of output that are kept, at least 64; a cut is marked with what is missing.
         preload: modules the server loads beforehand; one that is not installed is left out.
-        unsafe: run programs even where the self-test finds them able to do what they must not.
+        unsafe: run programs even where a layer is refused or the self-test finds them able to do what they must not.
     """
 
     def __init__(
@@ -170,6 +170,7 @@ class ForkServer:
             "timeout_s": self.timeout_s,
             "memory_mb": self.memory_mb,
             "max_output": self.max_output,
+            "unsafe": self.unsafe,
         }
 
     def _stop(self) -> None:

@@ -56,7 +56,7 @@ def main() -> NoReturn:
         _guard(server, client)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
-    confinement = prepare(settings["timeout_s"], limit_bytes, folders)
+    confinement = prepare(settings["timeout_s"], limit_bytes, folders, settings["unsafe"])
     _Server(channel, confinement, bool(flags), settings).serve()
 
 
@@ -113,10 +113,11 @@ class _Server:
             for target, descriptor in enumerate(standard):
                 os.dup2(descriptor, target)
             self._confinement.apply()
-        except OSError as error:
+            run_and_exit(code, self._memory_error)
+        except (OSError, ValueError) as error:
             os.write(2, f"the sandbox could not be closed: {error}".encode())
-            os._exit(1)
-        run_and_exit(code, self._memory_error)
+        finally:
+            os._exit(1)  # whatever happens, the child never goes on as a second server
 
 
 def _preload(names: Iterable[str]) -> None:

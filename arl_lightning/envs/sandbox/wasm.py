@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -103,7 +104,8 @@ class WasmSandbox:
     def _compile(self) -> tuple[Any, Any]:
         config = self._wasmtime.Config()
         config.epoch_interruption = True
-        config.cache = True
+        with suppress(self._wasmtime.WasmtimeError):  # nowhere to keep it: compile in each process
+            config.cache = True
         engine = self._wasmtime.Engine(config)
         try:
             module = self._wasmtime.Module.from_file(engine, self.python_wasm)
