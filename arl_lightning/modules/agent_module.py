@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields
 from typing import Any, cast
 
 import torch
@@ -18,10 +18,12 @@ from arl_lightning.functional.diagnostics import measure_step, padding
 from arl_lightning.functional.microbatches import pack_units
 from arl_lightning.functional.segments import count
 from arl_lightning.functional.statistics import wilson_interval
+from arl_lightning.modules.adapters import refuse_dropout
 from arl_lightning.modules.generation import sample_completions
 from arl_lightning.modules.objective import Objective
-from arl_lightning.modules.policy import ModelSource, Policy
+from arl_lightning.modules.policy import ModelSource
 from arl_lightning.modules.policy_module import PolicyModule
+from arl_lightning.modules.reference import Reference, freeze_start
 from arl_lightning.types import (
     Advantages,
     ArlError,
@@ -45,7 +47,7 @@ class AgentModule(PolicyModule):
     denominators of the whole step are counted before the first backward.
 
     Args:
-        policy: where the model comes from; the reference is a frozen copy of that start.
+        policy: where the model comes from; the reference is that start, frozen.
         objective: the loss in named slots.
         optimizer: `class_path` of an optimiser; it gets all trainable parameters.
         lr_scheduler: `class_path` of a scheduler, stepped once an epoch; null for a constant rate.
@@ -75,17 +77,23 @@ class AgentModule(PolicyModule):
         self.objective = objective
         self.tokens_per_sampling = tokens_per_sampling
         self.ratio_tolerance = ratio_tolerance
-        self.reference: Policy | None = None
+        self.reference: Reference | None = None
         self._epoch_version: int | None = None
         self._played: Mapping[str, Measure] = {}
         self._successes: dict[str, Measure] = {}
 
     def configure_model(self) -> None:
-        """Loads the policy; training also freezes a copy of it as the reference, which nothing else needs."""
+        """Loads the policy; training also freezes its start as the reference, which nothing else needs."""
         super().configure_model()
         trains = self._trainer is None or self._trainer.state.fn == TrainerFn.FITTING
         if trains and self.reference is None:
-            self.reference = copy.deepcopy(self.acting).requires_grad_(False).eval()
+            refuse_dropout(self.acting.model)
+            self.reference = freeze_start(self.acting)
+
+    def recipe(self) -> dict[str, str]:
+        """The filled slots of the objective."""
+        slots = {f.name: getattr(self.objective, f.name) for f in fields(self.objective)}
+        return {**super().recipe(), **{name: type(part).__name__ for name, part in slots.items() if part is not None}}
 
     # what the rollout asks of a policy
 
@@ -130,7 +138,7 @@ class AgentModule(PolicyModule):
             block = (rows, slice(0, part.input_ids_NT.shape[1]))
             with self.precision():
                 logprobs_NT[block], entropies_NT[block] = (x.cpu() for x in self.acting.logprobs(part))
-                ref_logprobs_NT[block] = self.reference.logprobs(part)[0].cpu()
+                ref_logprobs_NT[block] = self.reference.logprobs(part).cpu()
         penalties_NT = torch.zeros(shape) if penalty is None else penalty.penalize(logprobs_NT, ref_logprobs_NT)
         return Scores(logprobs_NT, ref_logprobs_NT, entropies_NT, penalties_NT)
 

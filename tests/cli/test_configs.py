@@ -25,7 +25,10 @@ def shipped(folder: str) -> list[Path]:
 
 
 def combinations() -> list[tuple[Path, ...]]:
-    """Reinforcement and cloning with every task and hardware, each with and without the recipes meant for it."""
+    """Reinforcement and cloning with every task, each with and without the recipes meant for it, on a CPU.
+
+    The files for GPUs, which are for reinforcement of an adapter, have tests of their own in test_qlora.py.
+    """
     recipes = shipped("recipes")
     clones = [recipe for recipe in recipes if "clone" in recipe.stem]
     learns = [recipe for recipe in recipes if recipe not in clones]
@@ -33,7 +36,7 @@ def combinations() -> list[tuple[Path, ...]]:
         *itertools.product([CONFIGS / "base.yaml"], shipped("methods"), [None, *learns]),
         *itertools.product([CONFIGS / "cloning.yaml"], [None], [None, *clones]),
     ]
-    places = itertools.product(shipped("tasks"), shipped("hardware"))
+    places = itertools.product(shipped("tasks"), [CONFIGS / "hardware" / "cpu.yaml"])
     return [
         tuple(path for path in (start, method, task, hardware, recipe) if path is not None)
         for (start, method, recipe), (task, hardware) in itertools.product(starts, places)
