@@ -25,8 +25,8 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from arl_lightning.modules.policy_module import PolicyModule
 from arl_lightning.study.demo import demo
+from arl_lightning.trainer import ArlTrainer
 from arl_lightning.types import ArlError
 
 
@@ -58,37 +58,6 @@ class NamedCallbacks:
     def chosen(self) -> list[Callback]:
         """The filled slots, in order."""
         return [callback for callback in vars(self).values() if callback is not None]
-
-
-class ArlTrainer(Trainer):
-    """Lightning's Trainer with one verb more."""
-
-    def export(
-        self,
-        model: LightningModule,
-        output: str,
-        datamodule: LightningDataModule | None = None,  # noqa: ARG002 - Lightning's call names it
-        ckpt_path: str | None = None,
-        weights_only: bool | None = None,  # noqa: ARG002 - stands in every config.yaml that `fit` leaves
-    ) -> None:
-        """Writes the trained policy in Hugging Face format.
-
-        Args:
-            model: module that holds the policy.
-            output: folder to write.
-            datamodule: not used; every verb is given one.
-            ckpt_path: checkpoint of the trained weights; without one the start is written.
-            weights_only: not used; a checkpoint is always read as weights only.
-        """
-        if not isinstance(model, PolicyModule):
-            raise ArlError(f"{type(model).__name__} holds no policy to export")
-        model.configure_model()
-        if ckpt_path is not None:
-            checkpoint = torch.load(ckpt_path, map_location="cpu", weights_only=True)
-            model.on_load_checkpoint(checkpoint)
-            model.load_state_dict(checkpoint["state_dict"], strict=False)
-        model.export(Path(output))
-        print(f"wrote {output}")
 
 
 _DEFAULT_ROOT = "runs/latest"

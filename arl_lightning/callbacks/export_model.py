@@ -11,7 +11,7 @@ from arl_lightning.types import ArlError
 
 
 class ExportModel(Callback):
-    """Writes the policy in Hugging Face format when `fit` ends.
+    """Writes the policy in Hugging Face format when `fit` ends; of a policy with an adapter, the adapter in peft's.
 
     Args:
         folder: folder to write, inside the run's folder.

@@ -1,17 +1,17 @@
-"""The language model that acts: where it is loaded from, when it stops, and how probable its tokens are."""
+"""The language model that acts: when it stops, and how probable its tokens are."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from arl_lightning.functional.logprobs import token_logprobs
+from arl_lightning.modules.adapters import is_adapted, save_adapter
 from arl_lightning.types import ArlError, TokenBatch
 
 _SENTINEL = "\x00arl\x00"
@@ -23,50 +23,6 @@ class ModelSource(Protocol):
     def load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """A causal LM with all weights in place, and its tokenizer with a chat template."""
         ...
-
-
-class PretrainedModel:
-    """A causal LM in Hugging Face format.
-
-    Args:
-        pretrained: folder that holds `config.json`, or a hub id such as `Qwen/Qwen3-4B`.
-        dtype: dtype of the weights; log-probs are float32 whatever is chosen.
-        attention: attention implementation by its transformers name.
-    """
-
-    def __init__(
-        self,
-        pretrained: str,
-        dtype: Literal["float32", "bfloat16"] = "float32",
-        attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa",
-    ) -> None:
-        self.pretrained = pretrained
-        self.dtype = dtype
-        self.attention = attention
-
-    def load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """The model and tokenizer of the folder or hub id.
-
-        Raises:
-            ArlError: when nothing loadable is there.
-        """
-        looks_local = self.pretrained.startswith((".", "/", "~")) or self.pretrained.count("/") != 1
-        folder = Path(self.pretrained).expanduser()
-        if looks_local and not (folder / "config.json").is_file():
-            raise ArlError(
-                f"no model at {self.pretrained!r}: give a folder that holds config.json (a finished cloning run leaves "
-                "one in its `model` folder) or a hub id such as Qwen/Qwen3-4B"
-            )
-        name = str(folder) if folder.is_dir() else self.pretrained
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(name)
-            model = AutoModelForCausalLM.from_pretrained(
-                name, dtype=getattr(torch, self.dtype), attn_implementation=self.attention
-            )
-        except (OSError, ValueError, SafetensorError) as error:
-            first_line = str(error).strip().splitlines()[0]
-            raise ArlError(f"the model {self.pretrained!r} could not be loaded: {first_line}") from error
-        return model, tokenizer
 
 
 class Policy(nn.Module):
@@ -116,8 +72,11 @@ class Policy(nn.Module):
         )
 
     def save(self, folder: Path) -> None:
-        """Leaves model and tokenizer in `folder` in Hugging Face format."""
-        self.model.save_pretrained(folder)
+        """Leaves tokenizer and model in `folder` in Hugging Face format; of an adapted model, the adapter in peft's."""
+        if is_adapted(self.model):
+            save_adapter(self.model, folder)  # type: ignore[arg-type]  # peft's
+        else:
+            self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
     def _hidden(self, input_ids_NT: Tensor) -> Tensor:

@@ -15,8 +15,12 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor
 from torch.nn import Parameter
+from transformers import PreTrainedModel
 
 from arl_lightning.functional.microbatches import adjacent_units, pack_units
+from arl_lightning.modules.adapters import is_adapted, refuse_mixture
+from arl_lightning.modules.merging import Drift, measure_drift, merged
+from arl_lightning.modules.model_card import write_card
 from arl_lightning.modules.policy import ModelSource, Policy
 from arl_lightning.protocols import ChatTokenizer
 from arl_lightning.types import ArlError, TokenBatch
@@ -186,9 +190,30 @@ class PolicyModule(LightningModule):
         """Refuses the checkpoint of another model, which non-strict loading would take silently."""
         check_same_weights(checkpoint["state_dict"], self.trainable_parameters())
 
+    def recipe(self) -> dict[str, str]:
+        """What a model card says about the training, by part."""
+        return {"module": type(self).__name__}
+
     def export(self, folder: Path) -> None:
-        """Leaves the policy in `folder` in Hugging Face format."""
+        """Leaves the policy in `folder` in Hugging Face format, an adapter in peft's, and a card with its recipe."""
+        refuse_mixture(folder, adapter=is_adapted(self.acting.model))
         self.acting.save(folder)
+        self._write_card(folder, self.acting.model)
+
+    def export_merged(self, folder: Path) -> Drift:
+        """Leaves a model in `folder` that has the adapter in its weights, and gives how far it is from the policy."""
+        refuse_mixture(folder, adapter=False)
+        policy = self.acting.eval()
+        plain = merged(policy.model)
+        plain.save_pretrained(folder)
+        policy.tokenizer.save_pretrained(folder)
+        self._write_card(folder, plain)
+        return measure_drift(policy.model, plain, policy.tokenizer)
+
+    def _write_card(self, folder: Path, model: PreTrainedModel) -> None:
+        run_folder = None if self._trainer is None else Path(self.trainer.default_root_dir)
+        config_file = None if run_folder is None else run_folder / "config.yaml"
+        write_card(folder, model, str(self.acting.model.name_or_path), self.recipe(), config_file)
 
 
 def _fingerprint(parameters: Iterable[Parameter]) -> list[float]:

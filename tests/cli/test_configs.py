@@ -48,7 +48,7 @@ def fit_with(*paths: Path) -> list[str]:
 def test_every_shipped_combination_parses(paths: tuple[Path, ...], parsed: Parse) -> None:
     command = fit_with(*paths)
     if paths[0].stem == "cloning" and "recipes" not in str(paths[-1]):
-        command += ["--model.policy", "arl_lightning.modules.tiny_model.TinyModel"]
+        command += ["--model.policy.pretrained", "Qwen/Qwen3-4B"]
     config = parsed(command)
     assert config["model"]["class_path"].startswith("arl_lightning.")
 

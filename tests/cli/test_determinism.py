@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from arl_lightning.cli import main
-from arl_lightning.modules.policy import PretrainedModel
+from arl_lightning.modules.pretrained import PretrainedModel
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Outcome, SmallRun

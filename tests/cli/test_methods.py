@@ -15,7 +15,7 @@ import yaml
 from torch import Tensor
 
 from arl_lightning.cli import main
-from arl_lightning.modules.policy import PretrainedModel
+from arl_lightning.modules.pretrained import PretrainedModel
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Outcome, SmallRun

@@ -21,6 +21,7 @@ from arl_lightning.modules.generation import Sampler
 from arl_lightning.modules.masks import SequenceMask
 from arl_lightning.modules.memory import free_bytes
 from arl_lightning.modules.objective import Objective
+from arl_lightning.modules.reference import FrozenCopy
 from arl_lightning.modules.regularizers import EntropyBonus, ReferenceKL
 from arl_lightning.modules.surrogates import TokenClip
 from arl_lightning.modules.tiny_model import TinyModel
@@ -160,14 +161,16 @@ def test_the_step_makes_good_tokens_likelier_and_bad_ones_less() -> None:
 
 def test_the_reference_never_changes_and_is_not_saved() -> None:
     module = agent()
-    start = weights(module.reference)
+    reference = module.reference
+    assert isinstance(reference, FrozenCopy)
+    start = weights(reference)
     fit(module, [played()] * 3)
     assert moved(module)
-    for name, weight in weights(module.reference).items():
+    assert module.reference is reference
+    for name, weight in weights(reference).items():
         assert torch.equal(weight, start[name])
-        assert not weight.requires_grad
-    assert module.reference is not None
-    assert not module.reference.training
+    assert not any(weight.requires_grad for weight in reference.parameters())
+    assert not reference.training
     assert all(name.startswith("policy.") for name in module.state_dict())
 
 

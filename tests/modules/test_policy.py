@@ -17,7 +17,8 @@ from transformers import (
     Qwen3Config,
 )
 
-from arl_lightning.modules.policy import Policy, PretrainedModel, find_stop_token_ids
+from arl_lightning.modules.policy import Policy, find_stop_token_ids
+from arl_lightning.modules.pretrained import PretrainedModel
 from arl_lightning.modules.tiny_model import TinyModel, build_tokenizer
 from arl_lightning.testing import tiny_policy
 from arl_lightning.types import ArlError, TokenBatch
