@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from arl_lightning.functional.logprobs import token_logprobs
+from arl_lightning.functional.logprobs import linear_logprobs, token_logprobs
 from arl_lightning.modules.adapters import is_adapted, save_adapter
 from arl_lightning.types import ArlError, TokenBatch
 
@@ -58,13 +58,15 @@ class Policy(nn.Module):
         """
         hidden_NTH = self._hidden(batch.input_ids_NT)
         acts_NT = batch.action_mask_NT[:, 1:]
-        logprobs_A, entropies_A = token_logprobs(
-            hidden_NTH[:, :-1][acts_NT],
-            batch.input_ids_NT[:, 1:][acts_NT],
-            self.logits,
-            temperature=batch.temperature,
-            entropy_grad=entropy_grad,
-        )
+        positions = (hidden_NTH[:, :-1][acts_NT], batch.input_ids_NT[:, 1:][acts_NT])
+        options: Any = {"temperature": batch.temperature, "entropy_grad": entropy_grad}
+        head = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        if type(head) is nn.Linear:  # a quantised or adapted one is a Linear too, and more than its weight
+            logprobs_A, entropies_A = linear_logprobs(
+                *positions, head.weight, head.bias, softcap=self._softcap, **options
+            )
+        else:
+            logprobs_A, entropies_A = token_logprobs(*positions, self.logits, **options)
         zeros_NT = torch.zeros(batch.input_ids_NT.shape, dtype=torch.float32, device=hidden_NTH.device)
         return (
             zeros_NT.masked_scatter(batch.action_mask_NT, logprobs_A),
@@ -96,8 +98,11 @@ class Policy(nn.Module):
                 logits_AV: Tensor = nn.functional.linear(hidden_AH.float(), head.weight.float(), bias)
             else:
                 logits_AV = head(hidden_AH).float()
-        softcap = getattr(self.model.config.get_text_config(), "final_logit_softcapping", None)
-        return logits_AV if softcap is None else softcap * torch.tanh(logits_AV / softcap)
+        return logits_AV if self._softcap is None else self._softcap * torch.tanh(logits_AV / self._softcap)
+
+    @property
+    def _softcap(self) -> float | None:
+        return getattr(self.model.config.get_text_config(), "final_logit_softcapping", None)
 
     @torch.no_grad()
     def _check_head(self) -> None:
