@@ -12,6 +12,7 @@ from arl_lightning.protocols import TextEnv
 from arl_lightning.types import ArlError
 
 ENV_ENTRY_POINTS = {
+    "arl/AlfWorld-v0": "arl_lightning.envs.alfworld.environment:AlfWorldEnv",
     "arl/Sokoban-v0": "arl_lightning.envs.sokoban:SokobanEnv",
     "arl/TIRMath-v0": "arl_lightning.envs.tir_math.environment:TIRMathEnv",
     "arl/WebShop-v0": "arl_lightning.envs.webshop.environment:WebShopEnv",
