@@ -30,15 +30,11 @@ Act = Callable[[Any, dict[str, Any]], str]
 
 def env_options(family: str, small: bool) -> tuple[str, dict[str, Any]]:
     """Id and options as the YAML files give them."""
-    files = [CONFIGS / f"tasks/{family}.yaml"]
-    if small:
-        files.append(CONFIGS / f"recipes/tiny_{family}.yaml")
-    env_id, options = "", {}
-    for file in files:
-        task = yaml.safe_load(file.read_text())["data"]["init_args"].get("task", {})
-        env_id = task.get("env_id", env_id)
-        options = task.get("env_options", options)  # a later file's replace them, as in `arl`
-    return env_id, options
+    file = CONFIGS / f"tasks/{family}_small.yaml"
+    if not small or not file.is_file():
+        file = CONFIGS / f"tasks/{family}.yaml"
+    task = yaml.safe_load(file.read_text())["data"]["init_args"]["task"]
+    return task["env_id"], task["env_options"]
 
 
 def held_out(env: Any, count: int) -> list[int]:
@@ -88,7 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("families", nargs="*", default=[*FAMILIES], help="which families")
     parser.add_argument("--tasks", type=int, default=200, help="held-out tasks of each")
-    parser.add_argument("--small", action="store_true", help="as the tiny recipes set them")
+    parser.add_argument("--small", action="store_true", help="the small tasks")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     options = parser.parse_args()
     found: dict[str, dict[str, dict[str, float]]] = {}

@@ -37,6 +37,7 @@ class TinyModel:
 
     Args:
         words: strings that are one token each, beside the single characters; the longest that fits is taken.
+        leading_blanks: whether each word that begins with a letter or digit is a token with a blank before it, too.
         hidden_size: width of the residual stream, an even multiple of `heads`.
         layers: number of decoder layers.
         heads: number of attention heads, each with keys and values of its own.
@@ -48,6 +49,7 @@ class TinyModel:
     def __init__(
         self,
         words: Sequence[str] = (),
+        leading_blanks: bool = False,
         hidden_size: int = 64,
         layers: int = 3,
         heads: int = 4,
@@ -63,7 +65,8 @@ class TinyModel:
         for word in words:
             if not word or any(special in word for special in SPECIAL_TOKENS):
                 raise ArlError(f"{word!r} cannot be a word: words are not empty and hold none of {SPECIAL_TOKENS}")
-        self.words = tuple(words)
+        blanks = [f" {word}" for word in words if word[0].isalnum()] if leading_blanks else []
+        self.words = (*words, *blanks)
         self.hidden_size = hidden_size
         self.layers = layers
         self.heads = heads

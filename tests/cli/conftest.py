@@ -27,7 +27,7 @@ class SmallRun(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run left: its last checkpoint, and its metrics by name as (step, value), those of time and memory left out."""
+    """What a run left: its last checkpoint, and its metrics by name as (step, value), time and memory left out."""
 
     checkpoint: Mapping[str, Any]
     metrics: Mapping[str, list[tuple[int, float]]]
@@ -63,7 +63,9 @@ def outcome(runs: Path) -> Callable[[str], Outcome]:
     def read(folder: str) -> Outcome:
         checkpoint = torch.load(runs / folder / "checkpoints" / "last.ckpt", weights_only=True)
         events = EventAccumulator(str(runs / folder)).Reload()
-        timeless = [name for name in events.Tags()["scalars"] if not name.startswith(("time/", "throughput/", "memory/"))]
+        timeless = [
+            name for name in events.Tags()["scalars"] if not name.startswith(("time/", "throughput/", "memory/"))
+        ]
         metrics = {name: [(event.step, event.value) for event in events.Scalars(name)] for name in timeless}
         return Outcome(checkpoint, metrics)
 

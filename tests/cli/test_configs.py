@@ -35,7 +35,7 @@ def combinations() -> list[tuple[Path, ...]]:
     chosen += [(*start, *place) for place in dict.fromkeys(places) for start in ((base, method), (cloning,))]
     for recipe in shipped("recipes"):
         start = (cloning,) if "clone" in recipe.stem else (base, method)
-        [task] = [task for task in shipped("tasks") if task.stem in recipe.stem]
+        task = max((task for task in shipped("tasks") if task.stem.removesuffix("_small") in recipe.stem), key=str)
         chosen.append((*start, task, cpu, recipe))
     return chosen
 

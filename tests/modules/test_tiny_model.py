@@ -120,3 +120,8 @@ def test_impossible_sizes_and_words_are_refused() -> None:
         TinyModel(words=[""])
     with pytest.raises(ArlError, match="cannot be a word"):
         TinyModel(words=["a<|im_end|>"])
+
+
+def test_words_may_be_tokens_with_a_blank_before_them_too() -> None:
+    model = TinyModel(words=["up", "go to", "<action>"], leading_blanks=True)
+    assert model.words == ("up", "go to", "<action>", " up", " go to")
