@@ -34,9 +34,10 @@ def test_every_arl_command_parses(
             main([*shlex.split(command)[1:], "--print_config"])
         assert stop.value.code == 0
         printed = capsys.readouterr().out
-        if "methods/sampo_short.yaml" in command:  # what the next commands read
-            (tmp_path / "runs/sampo").mkdir(parents=True)
-            (tmp_path / "runs/sampo/config.yaml").write_text(printed)
+        for mark, run in (("methods/sampo_short.yaml", "sampo"), ("gpu_24gb.yaml", "alfworld_4b")):
+            if mark in command:  # what later commands read
+                (tmp_path / "runs" / run / "checkpoints").mkdir(parents=True)
+                (tmp_path / "runs" / run / "config.yaml").write_text(printed)
 
 
 def test_the_environment_of_the_readme_trains(
