@@ -11,8 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-INVALID_ACTION = "invalid"
-"""What an environment is told when the model's answer could not be parsed."""
+INVALID_ACTION = "invalid"  # what an environment is told when the model's answer could not be parsed
 
 
 class ArlError(Exception):
@@ -38,23 +37,27 @@ class Decoding:
         top_p: nucleus mass kept, 1 keeps everything.
         top_k: number of most likely tokens kept, 0 keeps everything.
         max_new_tokens: limit of one response, in tokens.
+        stop_strings: texts of which each ends a response at the token that completes it, as an end token does.
     """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     max_new_tokens: int = 512
+    stop_strings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0 or self.max_new_tokens < 1:
             raise ArlError(f"{self} is out of range: temperature >= 0, 0 < top_p <= 1, top_k >= 0, max_new_tokens >= 1")
+        if "" in self.stop_strings:
+            raise ArlError("stop_strings holds an empty text, which would end every response at once: leave it out")
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One sampled response, the sampled end-of-turn token included.
+    """One sampled response, an end token included; `finished` is False when `max_new_tokens` cut it.
 
-    `logprobs` (float32, nats) are of the sampled distribution; `finished` is False when `max_new_tokens` cut it.
+    `logprobs` (float32, nats) are of the sampled distribution.
     """
 
     token_ids: tuple[int, ...]
@@ -255,15 +258,12 @@ class TrajectoryBatch(TokenBatch):
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What the no-gradient pass found at action positions, 0 elsewhere; all `[N, T]` float32 (nats).
-
-    `penalties_NT` is what each token takes off its turn's reward: 0 unless the objective puts its KL there.
-    """
+    """What the no-gradient pass found at action positions, 0 elsewhere; all `[N, T]` float32 (nats)."""
 
     logprobs_NT: Tensor
     ref_logprobs_NT: Tensor
     entropies_NT: Tensor
-    penalties_NT: Tensor
+    penalties_NT: Tensor  # taken off each turn's reward: 0 unless the objective puts its KL there
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,5 +296,4 @@ class PassRecord:
     keep_NT: Tensor
 
 
-Advantages = Sequence[Sequence[Sequence[float]]]
-"""Nested `[P][G][K]`: one advantage a turn; an unusable episode's turns have 0."""
+Advantages = Sequence[Sequence[Sequence[float]]]  # `[P][G][K]`: one a turn; an unusable episode's turns have 0

@@ -241,9 +241,9 @@ class _Inline(Executor):
 
 
 def _read(policy: RolloutPolicy, completion: Completion) -> str:
-    """The response as text, without the stop token that ended it."""
-    ids = completion.token_ids[:-1] if completion.finished else completion.token_ids
-    return policy.tokenizer.decode(ids)
+    """The response as text, without the end token if it has one."""
+    ids = completion.token_ids
+    return policy.tokenizer.decode(ids[:-1] if ids and ids[-1] in policy.stop_token_ids else ids)
 
 
 def group_episodes(episodes: Sequence[Episode], group_size: int) -> list[EpisodeGroup]:

@@ -181,15 +181,15 @@ class Sampler:
         for step in range(limit):
             hidden_NH = self._forward(next_N[:, None], lengths_N + step, columns + step, cache)
             next_N, logprobs_N = draw(self.policy.logits(hidden_NH), uniforms_NT[alive_N, step], self.decoding)
-            stopped_N = torch.isin(next_N, stop_ids)
+            ended_N = torch.isin(next_N, stop_ids)
             rows = alive_N.tolist()
-            for row, token, logprob, stop in zip(
-                rows, next_N.tolist(), logprobs_N.tolist(), stopped_N.tolist(), strict=True
+            for row, token, logprob, ended in zip(
+                rows, next_N.tolist(), logprobs_N.tolist(), ended_N.tolist(), strict=True
             ):
                 tokens[row].append(token)
                 logprobs[row].append(logprob)
-                finished[row] = stop
-            going_N = (~stopped_N).nonzero()[:, 0]
+                finished[row] = ended or self._completes_a_stop_string(tokens[row])
+            going_N = torch.tensor([place for place, row in enumerate(rows) if not finished[row]], device=device)
             over = len(going_N) == 0 or step + 1 == limit
             if self.grows:
                 leaving = [place for place, row in enumerate(rows) if finished[row] or over]
@@ -203,6 +203,16 @@ class Sampler:
                 cache.batch_select_indices(going_N)
                 next_N, alive_N, lengths_N = next_N[going_N], alive_N[going_N], lengths_N[going_N]
         return [Completion(tuple(t), tuple(p), f) for t, p, f in zip(tokens, logprobs, finished, strict=True)]
+
+    def _completes_a_stop_string(self, tokens: Sequence[int]) -> bool:
+        """Whether the text contains a stop string; its last token has just been drawn."""
+        if not self.decoding.stop_strings:
+            return False
+        longest = max(map(len, self.decoding.stop_strings))
+        text = str(
+            self.policy.tokenizer.decode(list(tokens[-4 * longest :]))
+        )  # a character takes at most four tokens, of a byte
+        return any(stop in text for stop in self.decoding.stop_strings)
 
     def _forward(self, ids_NT: Tensor, lengths_N: Tensor, columns: int, cache: DynamicCache) -> Tensor:
         """Last hidden states `[N, H]` after feeding the last tokens of rows that end in the same column."""

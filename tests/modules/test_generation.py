@@ -15,7 +15,7 @@ from arl_lightning.functional.seeding import uniforms
 from arl_lightning.modules.generation import Sampler
 from arl_lightning.modules.policy import Policy
 from arl_lightning.modules.tiny_model import TinyModel
-from arl_lightning.types import Completion, Decoding, TokenBatch
+from arl_lightning.types import ArlError, Completion, Decoding, TokenBatch
 
 POLICY = Policy(*TinyModel(hidden_size=16, layers=2, heads=2, mlp_size=24, max_context=64, seed=1).load())
 PROMPTS = [[5, 6, 7, 8], [9], [10, 11, 12, 13, 14, 15, 16, 17, 18], [19, 20]]
@@ -217,3 +217,21 @@ def test_a_stop_token_at_the_limit_finishes_the_row() -> None:
     (whole,) = sample([[5, 6]], [1], Decoding(max_new_tokens=3))
     (found,) = sample([[5, 6]], [1], Decoding(max_new_tokens=3), frozenset({whole.token_ids[2]}))
     assert found.finished
+
+
+def text_of(completion: Completion) -> str:
+    return str(POLICY.tokenizer.decode(list(completion.token_ids)))
+
+
+def test_a_stop_string_ends_its_row_at_the_token_that_completes_it() -> None:
+    whole = sample(PROMPTS, SEEDS, Decoding(max_new_tokens=12))
+    texts = [text_of(completion) for completion in whole]
+    stop = texts[0][3:6]  # characters are tokens here
+    found = sample(PROMPTS, SEEDS, Decoding(max_new_tokens=12, stop_strings=(stop, "never drawn")))
+    for completion, text in zip(found, texts, strict=True):
+        ends = text.find(stop)
+        assert text_of(completion) == (text if ends < 0 else text[: ends + 3])
+        assert completion.finished == (ends >= 0)
+    assert found[0].token_ids == whole[0].token_ids[:6]
+    with pytest.raises(ArlError, match="empty text"):
+        Decoding(stop_strings=("",))
