@@ -17,7 +17,7 @@ def draw(logits_NV: Tensor, uniforms_N: Tensor, decoding: Decoding) -> tuple[Ten
     if decoding.temperature == 0:
         return logits_NV.argmax(dim=-1), torch.zeros(len(logits_NV), device=logits_NV.device)
     logprobs_NV = torch.log_softmax(_truncate(logits_NV / decoding.temperature, decoding), dim=-1)
-    cumulative_NV = logprobs_NV.double().exp().cumsum(dim=-1)
+    cumulative_NV = logprobs_NV.exp().cumsum(dim=-1, dtype=torch.float64)
     # scaled by the last entry, since rounding may leave it just below the largest uniform number
     thresholds_N1 = uniforms_N[:, None] * cumulative_NV[:, -1:]
     tokens_N = torch.searchsorted(cumulative_NV, thresholds_N1, right=True)[:, 0].clamp(max=logits_NV.shape[-1] - 1)

@@ -17,7 +17,7 @@ from arl_lightning.modules.prefixes import Prefix, bytes_per_token, lay, lift
 from arl_lightning.types import Completion, Decoding
 
 if TYPE_CHECKING:
-    from transformers import DynamicCache
+    from transformers import Cache
 
     from arl_lightning.modules.policy import Policy
 
@@ -165,7 +165,7 @@ class Sampler:
         known.update(zip(wholes, lifted, strict=True))
 
     def _decode(
-        self, keys: Sequence[int], wholes: Sequence[tuple[int, ...]], seeds: Sequence[int], cache: DynamicCache
+        self, keys: Sequence[int], wholes: Sequence[tuple[int, ...]], seeds: Sequence[int], cache: Cache
     ) -> list[Completion]:
         device = self.policy.model.device
         limit = self.decoding.max_new_tokens
@@ -214,7 +214,7 @@ class Sampler:
         )  # a character takes at most four tokens, of a byte
         return any(stop in text for stop in self.decoding.stop_strings)
 
-    def _forward(self, ids_NT: Tensor, lengths_N: Tensor, columns: int, cache: DynamicCache) -> Tensor:
+    def _forward(self, ids_NT: Tensor, lengths_N: Tensor, columns: int, cache: Cache) -> Tensor:
         """Last hidden states `[N, H]` after feeding the last tokens of rows that end in the same column."""
         positions_NT = torch.arange(columns, device=lengths_N.device) - columns + lengths_N[:, None]
         output = self._decoder(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import DynamicCache, PreTrainedModel
+from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from arl_lightning.types import ArlError
@@ -34,13 +34,45 @@ class Prefix:
         return next((i for i, (a, b) in enumerate(zip(own, token_ids, strict=False)) if a != b), len(token_ids))
 
 
-def lay(prefixes: Sequence[Prefix], lengths: Sequence[int], spare: Prefix) -> DynamicCache:
+class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # what transformers runs for each subclass
+    """Keys and values of one layer with room for more tokens, so that not all are copied for each one that is added."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """All keys and values, the new ones included, as views of what is held."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.keys, self.values = _appended(self.keys, key_states), _appended(self.values, value_states)
+        return self.keys, self.values
+
+
+_ROOM = 64  # tokens
+
+
+def _appended(held: Any, states: Tensor) -> Tensor:
+    """`held` and `states` in one line: in the room behind `held` when there is any, otherwise in a larger place."""
+    before = held.shape[2] if held.numel() else 0
+    after = before + states.shape[2]
+    place = held._base  # None for what was copied, as when rows are selected
+    if place is None or place.shape[2] < after:
+        place = states.new_empty(*states.shape[:2], after + _ROOM, states.shape[3])
+        place[:, :, :before] = held if before else place[:, :, :0]
+    place[:, :, before:after] = states
+    appended: Tensor = place[:, :, :after]
+    return appended
+
+
+def new_cache() -> Cache:
+    """A cache without tokens that all models of plain attention can fill."""
+    return Cache(layer_class_to_replicate=RoomyLayer)
+
+
+def lay(prefixes: Sequence[Prefix], lengths: Sequence[int], spare: Prefix) -> Cache:
     """The first `lengths[i]` tokens of each prefix as the rows of one cache, padded on the left.
 
     The prefixes are spent, layer by layer, so that nothing is held twice; only `spare` stays. Sliding layers keep all
     of their tokens too: what they may see is the mask's business.
     """
-    cache = DynamicCache()
+    cache = new_cache()
     spent = {id(prefix): prefix for prefix in prefixes if prefix is not spare}.values()
     template = max(prefixes, key=lambda prefix: len(prefix.token_ids))
     for layer in range(len(template.layers) if max(lengths) else 0):
@@ -60,7 +92,7 @@ def lay(prefixes: Sequence[Prefix], lengths: Sequence[int], spare: Prefix) -> Dy
     return cache
 
 
-def lift(cache: DynamicCache, rows: Sequence[int], token_ids: Sequence[tuple[int, ...]], *, last: bool) -> list[Prefix]:
+def lift(cache: Cache, rows: Sequence[int], token_ids: Sequence[tuple[int, ...]], *, last: bool) -> list[Prefix]:
     """Copies of the last columns of these rows, which are those of their `token_ids`.
 
     Args:
@@ -86,11 +118,11 @@ def bytes_per_token(model: PreTrainedModel) -> int:
     Raises:
         ArlError: the model remembers otherwise than by keys and values of each token.
     """
-    cache = DynamicCache()
+    cache = new_cache()
     with torch.no_grad():
         ids_NT = torch.zeros((1, 2), dtype=torch.int64, device=model.device)
         model.get_decoder()(input_ids=ids_NT, cache=cache, use_cache=True)  # type: ignore[no-untyped-call]
-    plain = all(type(layer) is DynamicLayer for layer in cache.layers)
+    plain = all(type(layer) is RoomyLayer for layer in cache.layers)
     parts = [part for layer in _parts(cache) for part in (layer.keys, layer.values)] if plain else []
     if {part.shape[2] for part in parts} != {2}:
         raise ArlError(
@@ -100,6 +132,6 @@ def bytes_per_token(model: PreTrainedModel) -> int:
     return sum(part.element_size() * part[:, :, 0].numel() for part in parts)
 
 
-def _parts(cache: DynamicCache) -> list[Any]:
+def _parts(cache: Cache) -> list[Any]:
     """Its layers; transformers types them by all that a layer could be."""
     return list(cache.layers)
