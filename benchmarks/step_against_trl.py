@@ -249,7 +249,7 @@ def fit_ours(
     from arl_lightning.modules.aggregations import TokenMean
     from arl_lightning.modules.estimators import GroupNormalized
     from arl_lightning.modules.objective import Objective
-    from arl_lightning.modules.policy import PretrainedModel
+    from arl_lightning.modules.pretrained import PretrainedModel
     from arl_lightning.modules.regularizers import ReferenceKL
     from arl_lightning.modules.surrogates import TokenClip
     from arl_lightning.types import Decoding
