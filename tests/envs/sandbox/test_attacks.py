@@ -263,7 +263,8 @@ SLOW_ATTACKS = {
 LAST = "import math, sympy; print(len(str(sympy.factor(sympy.Symbol('x') ** 2 - 1))), math.sqrt(4))"
 USERS = ["self", *(["nobody"] if os.geteuid() == 0 else [])]
 LISTINGS = {"list the root", "list root's home", "list the repository"}
-WAY = {part for kind in ("stdlib", "purelib", "platlib") for part in Path(sysconfig.get_path(kind)).parts}
+LIBRARIES = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")]
+WAY = {part for path in LIBRARIES for way in (path, path.resolve()) for part in way.parts}  # links lie on it too
 UNSHARE, CAPSET, LANDLOCK = (272, 126, 444) if platform.machine() == "x86_64" else (97, 91, 444)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the fork server needs Linux")
