@@ -1,4 +1,4 @@
-"""The command `arl`: LightningCLI's verbs, `export`, and errors as one sentence."""
+"""The command `arl`: LightningCLI's verbs, `export`, `doctor`, and errors as one sentence."""
 
 from __future__ import annotations
 
@@ -116,8 +116,14 @@ class ArlCLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Lightning's verbs and `export`."""
-        return {**LightningCLI.subcommands(), "export": {"model", "datamodule"}}
+        """Lightning's verbs, `export` and `doctor`."""
+        own = ("export", "doctor")
+        return {**LightningCLI.subcommands(), **{verb: {"model", "datamodule"} for verb in own}}
+
+    def doctor(self, **kwargs: Any) -> None:
+        """Ends the program with exit code 1 when a check failed."""
+        if self.trainer.doctor(**kwargs).failed:  # type: ignore[attr-defined]
+            sys.exit(1)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Named callbacks, and the one seed for every draw."""
@@ -229,6 +235,9 @@ def main(args: Sequence[str] | None = None) -> None:
     _quiet()
     sys.path.insert(0, str(Path.cwd()))  # so that `--data.task.env_id my_file:my/Env-v0` finds my_file.py
     words = list(sys.argv[1:] if args is None else args)
+    if words[:1] == ["doctor"]:  # a switch, while options of jsonargparse take a value
+        follows = [*words[1:], "--"]
+        words = [f"{w}=true" if w == "--json" and n[:2] == "--" else w for w, n in zip(words, follows, strict=True)]
     try:
         if words[:1] == ["demo"]:
             auto_cli(demo, args=words[1:], parser_class=ArlParser)
@@ -245,7 +254,7 @@ def main(args: Sequence[str] | None = None) -> None:
             save_config_kwargs={"overwrite": True},
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
-            args=None if args is None else words,
+            args=words,
         )
     except SIGTERMException:
         print("arl: stopped by SIGTERM; continue with --ckpt_path last", file=sys.stderr)
