@@ -41,6 +41,8 @@ class NamedCallbacks:
         progress: display of the run.
         checkpoint: when checkpoints are written.
         filtering: gate that decides which groups stay.
+        difficulty: further gate, by success rate; all gates must admit a group.
+        usable: further gate, against groups of cut or void episodes.
         kl_monitor: measures of drift.
         collapse_warning: warning of a coming collapse.
         transcripts: episodes to read.
@@ -50,6 +52,8 @@ class NamedCallbacks:
     progress: Callback | None = None
     checkpoint: Callback | None = None
     filtering: Callback | None = None
+    difficulty: Callback | None = None
+    usable: Callback | None = None
     kl_monitor: Callback | None = None
     collapse_warning: Callback | None = None
     transcripts: Callback | None = None

@@ -167,6 +167,27 @@ class KLRegularizer(Protocol):
         ...
 
 
+@runtime_checkable
+class AdjustableCoefficient(Protocol):
+    """A weight that callbacks may scale while a run goes on, each by a factor of its own."""
+
+    @property
+    def coefficient(self) -> float:
+        """The configured weight times all factors."""
+        ...
+
+    def set_factor(self, owner: str, factor: float) -> None:
+        """From now on `owner` scales the configured weight by `factor`, in place of its earlier one; 1 undoes it."""
+        ...
+
+
+@runtime_checkable
+class Steerable(Protocol):
+    """A module whose objective callbacks may change between epochs; what they changed they do again on resume."""
+
+    objective: Any
+
+
 class RewardPenalty(Protocol):
     """Takes the divergence from the reference off the reward, before advantages are estimated."""
 

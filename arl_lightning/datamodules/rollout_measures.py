@@ -7,6 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from arl_lightning.functional.repetition import distinct_ngrams, repeated_tokens
 from arl_lightning.types import ArlError, Episode, EpisodeGroup, Measure, StopReason
 
 
@@ -23,6 +24,8 @@ def measure_episodes(stage: str, episodes: Sequence[Episode]) -> dict[str, Measu
         "valid_ratio": Measure.of([turn.valid for turn in turns]),
         "completions/mean_length": Measure.of([len(c.token_ids) for c in completions]),
         "completions/cut_ratio": Measure.of([not c.finished for c in completions]),
+        "completions/repeat_ratio": repeated_tokens([c.token_ids for c in completions]),
+        "completions/distinct_ratio": distinct_ngrams([c.token_ids for c in completions]),
         "error_ratio": Measure.of([not episode.usable for episode in episodes]),
     }
     types = Counter(episode.task_type for episode in usable if episode.task_type)

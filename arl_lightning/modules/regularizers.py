@@ -14,7 +14,27 @@ from arl_lightning.types import ArlError
 _ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
 
 
-class ReferenceKL:
+class _Weight:
+    """A configured coefficient and the factors by which others scale it."""
+
+    def __init__(self, coefficient: float) -> None:
+        _check_coefficient(coefficient)
+        self._configured = coefficient
+        self._factors: dict[str, float] = {}
+
+    @property
+    def coefficient(self) -> float:
+        """The configured weight times the factors of all owners."""
+        return self._configured * math.prod(factor for _, factor in sorted(self._factors.items()))
+
+    def set_factor(self, owner: str, factor: float) -> None:
+        """From now on `owner` scales the configured weight by `factor`, in place of its earlier one; 1 undoes it."""
+        if not 0 < factor < math.inf:
+            raise ArlError(f"{owner} scales a coefficient by {factor}: a factor must be above 0 and finite")
+        self._factors[owner] = factor
+
+
+class ReferenceKL(_Weight):
     """Estimate of KL(π ‖ π_ref) of each token in nats, 0 where both log-probs are equal.
 
     Args:
@@ -27,21 +47,15 @@ class ReferenceKL:
     """
 
     def __init__(self, coefficient: float = 0.01, estimator: Literal["k1", "k2", "k3"] = "k3") -> None:
-        _check_coefficient(coefficient)
-        self._coefficient = coefficient
+        super().__init__(coefficient)
         self._estimate = _find_estimator(estimator)
-
-    @property
-    def coefficient(self) -> float:
-        """Weight of the estimate in the loss."""
-        return self._coefficient
 
     def compute(self, logprobs_NT: Tensor, ref_logprobs_NT: Tensor) -> Tensor:
         """KL estimate in nats, `[N, T]`, differentiable in `logprobs_NT`."""
         return self._estimate(logprobs_NT, ref_logprobs_NT)
 
 
-class RewardKL:
+class RewardKL(_Weight):
     """Estimate of KL(π ‖ π_ref) taken off the reward of the turn that the token belongs to.
 
     Its gradient reaches the policy through the advantage only; with k1 it is that of the exact KL in expectation.
@@ -55,13 +69,12 @@ class RewardKL:
     """
 
     def __init__(self, coefficient: float = 0.01, estimator: Literal["k1", "k2", "k3"] = "k1") -> None:
-        _check_coefficient(coefficient)
-        self._coefficient = coefficient
+        super().__init__(coefficient)
         self._estimate = _find_estimator(estimator)
 
     def penalize(self, logprobs_NT: Tensor, ref_logprobs_NT: Tensor) -> Tensor:
         """Reward that each token costs, `[N, T]`."""
-        return self._coefficient * self._estimate(logprobs_NT, ref_logprobs_NT)
+        return self.coefficient * self._estimate(logprobs_NT, ref_logprobs_NT)
 
 
 class EntropyBonus:

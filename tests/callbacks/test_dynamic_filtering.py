@@ -53,6 +53,14 @@ def test_format_penalties_count_by_return_and_not_by_score() -> None:
     assert judge(DynamicFiltering(by="score"), LOST, sloppy) == dropped("all_fail")
 
 
+def test_by_advantage_a_group_stays_whose_returns_are_equal_but_not_its_steps() -> None:
+    fast, slow = scripted_episode([0.0, 1.0], success=True), scripted_episode([0.0, 0.0, 1.0], success=True)
+    assert judge(DynamicFiltering(by="return"), fast, slow) == dropped("all_success")
+    assert judge(DynamicFiltering(by="advantage"), fast, slow) == KEPT
+    assert judge(DynamicFiltering(by="advantage", gamma=1.0), fast, slow) == dropped("all_success")
+    assert judge(DynamicFiltering(by="advantage"), LOST, LOST) == dropped("all_fail")
+
+
 def test_continuous_scores_within_the_tolerance_are_alike() -> None:
     a, b = scripted_episode([0.1, 0.2]), scripted_episode([0.3])  # 0.30000000000000004 and 0.3
     assert judge(DynamicFiltering(by="score"), a, b) == dropped("all_fail")
@@ -93,7 +101,14 @@ def test_the_data_module_recognises_the_gate() -> None:
 
 @pytest.mark.parametrize(
     "knobs",
-    [{"max_attempts": 0}, {"tolerance": -1.0}, {"cold_start_epochs": -1}, {"by": "luck"}, {"exhausted": "refill"}],
+    [
+        {"max_attempts": 0},
+        {"tolerance": -1.0},
+        {"cold_start_epochs": -1},
+        {"by": "luck"},
+        {"gamma": 1.5},
+        {"exhausted": "refill"},
+    ],
 )
 def test_a_knob_out_of_range_fails_where_it_is_set(knobs: dict[str, Any]) -> None:
     with pytest.raises(ArlError, match=next(iter(knobs))):

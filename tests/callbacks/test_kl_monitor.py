@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +10,18 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader
 
+from arl_lightning.callbacks.kl_control import KLControl
 from arl_lightning.callbacks.kl_monitor import KLMonitor
+from arl_lightning.modules.regularizers import ReferenceKL
 from arl_lightning.types import ArlError, PassRecord, TrajectoryBatch
+
+
+class Slots:
+    """The slots of an objective that adaptation looks at."""
+
+    def __init__(self) -> None:
+        self.kl = ReferenceKL(0.5)
+        self.reward_kl = None
 
 
 class Scripted(LightningModule):
@@ -21,10 +32,15 @@ class Scripted(LightningModule):
         self.automatic_optimization = False
         self.steps = steps
         self.kl = 0.0
+        self.split: tuple[float, float] | None = None
+        self.objective: Any = Slots()
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any] | None:
         step = self.steps[batch_idx]
         self.log("train/kl", self.kl, on_step=False, on_epoch=True, batch_size=1)
+        if self.split is not None:
+            self.log("train/sinking/kl", self.split[0], on_step=False, on_epoch=True, batch_size=1)
+            self.log("train/sinking/kl_others", self.split[1], on_step=False, on_epoch=True, batch_size=1)
         if step is None:
             return None
         part, logprobs = step
@@ -59,7 +75,7 @@ def row(advantages: Sequence[float], behavior: Sequence[float], old: Sequence[fl
     )
 
 
-def fit(module: Scripted, monitor: KLMonitor, epochs: int = 1) -> Trainer:
+def fit(module: Scripted, monitor: KLMonitor, epochs: int = 1, ckpt_path: Path | None = None) -> Trainer:
     trainer = Trainer(
         accelerator="cpu",
         devices=1,
@@ -70,7 +86,7 @@ def fit(module: Scripted, monitor: KLMonitor, epochs: int = 1) -> Trainer:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(module)
+    trainer.fit(module, ckpt_path=ckpt_path)
     return trainer
 
 
@@ -117,3 +133,49 @@ def test_a_run_that_leaves_its_reference_too_far_behind_stops(limit: float | Non
     module = Scripted((row([1.0], behavior=[-1.0], old=[-1.0]), [-1.5]))
     module.kl = 0.15
     assert fit(module, KLMonitor(max_reference_kl=limit), epochs=3).current_epoch == epochs
+
+
+@pytest.mark.parametrize(("split", "ratio"), [((0.3, 0.2), 1.5), ((0.3, 0.0), None), (None, None)])
+def test_the_split_of_the_kl_is_a_ratio_where_it_exists(split: tuple[float, float] | None, ratio: float | None) -> None:
+    module = Scripted(None)
+    module.split = split
+    found = logged(fit(module, KLMonitor()))
+    assert found == ({} if ratio is None else {"sinking_ratio": pytest.approx(ratio)})
+
+
+def test_the_coefficient_follows_the_kl_of_the_epochs() -> None:
+    module = Scripted(None)
+    module.kl = 0.12
+    trainer = fit(module, KLMonitor(control=KLControl(target=0.1, gain=0.5)), epochs=2)
+    assert module.objective.kl.coefficient == pytest.approx(0.605)  # 0.5 · 1.1 · 1.1
+    assert logged(trainer) == {"coefficient": pytest.approx(0.605)}
+
+
+def test_without_control_the_coefficient_is_left_alone() -> None:
+    module = Scripted(None)
+    module.kl = 9.0
+    assert logged(fit(module, KLMonitor())) == {}
+    assert module.objective.kl.coefficient == 0.5
+
+
+def test_a_resumed_run_goes_on_with_the_coefficient_it_had(tmp_path: Path) -> None:
+    def made() -> tuple[Scripted, KLMonitor]:
+        module = Scripted(None)
+        module.kl = 0.12
+        return module, KLMonitor(control=KLControl(target=0.1))
+
+    module, monitor = made()
+    fit(module, monitor, epochs=2).save_checkpoint(tmp_path / "last.ckpt")
+    fresh, resumed = made()
+    fit(fresh, resumed, epochs=3, ckpt_path=tmp_path / "last.ckpt")
+    whole, uninterrupted = made()
+    fit(whole, uninterrupted, epochs=3)
+    assert resumed.state_dict() == uninterrupted.state_dict()
+    assert fresh.objective.kl.coefficient == whole.objective.kl.coefficient == pytest.approx(0.6655)  # 0.5 · 1.1³
+
+
+def test_control_without_a_kl_is_refused_when_the_fit_begins() -> None:
+    module = Scripted(None)
+    module.objective.kl = None
+    with pytest.raises(ArlError, match=r"KLMonitor\.control finds no KL"):
+        fit(module, KLMonitor(control=KLControl(target=0.1)))

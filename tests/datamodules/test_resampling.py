@@ -57,7 +57,9 @@ def counters(collected: Collected) -> dict[str, float]:
     assert all(measure.count == 1 for measure in collected.measures.values())
     found = {name.removeprefix("filter/"): measure.total for name, measure in collected.measures.items()}
     return {
-        name: total for name, total in found.items() if total or name not in ("dropped_all_success", "dropped_all_fail")
+        name: total
+        for name, total in found.items()
+        if total or name not in ("dropped_all_success", "dropped_all_fail", "surplus")
     }
 
 
@@ -115,6 +117,8 @@ def test_a_deficit_after_the_last_attempt_becomes_what_the_gate_says(
         "filled": filled,
         "dropped": 5,
         "dropped_refused": 5,
+        # the good groups that a skipped epoch plays for nothing
+        **({"surplus": 2} if exhausted == "skip" else {}),
     }
 
 
@@ -137,16 +141,21 @@ def test_gates_compose_with_and_while_each_sees_every_group() -> None:
     collected, _ = collect(2, even, third)
     # attempts: 0 1 | 2 | 3; only 0 passes both
     assert even.seen == third.seen == [0, 1, 2, 3]
-    # 1 is refused by both and counted once, by the first; 2 by the second; 3 by the first
+    # 1 is refused by both for two reasons, 2 by the second, 3 by the first
     assert counters(collected) == {
         "attempts": 3,
         "admitted": 1,
         "filled": 1,
         "dropped": 3,
         "dropped_odd": 2,
-        "dropped_not_third": 1,
+        "dropped_not_third": 2,
     }
     assert numbers(collected.kept) == [0, 3]
+
+
+def test_a_reason_that_two_gates_give_counts_once_a_group() -> None:
+    collected, _ = collect(2, Gate(nothing, "too_few", max_attempts=1), Gate(nothing, "too_few", max_attempts=1))
+    assert collected.measures["filter/dropped_too_few"] == collected.measures["filter/dropped"] == Measure(2, 1)
 
 
 def test_the_most_patient_gate_sets_the_attempts_and_the_strictest_the_exhaustion() -> None:

@@ -33,6 +33,8 @@ def test_episodes_add_up_to_sums_and_counts() -> None:
         "val/valid_ratio": Measure(2, 3),
         "val/completions/mean_length": Measure(5, 3),  # 3 + 1 + 1 tokens
         "val/completions/cut_ratio": Measure(1, 3),
+        "val/completions/repeat_ratio": Measure(2, 2),  # 2 2 2 and two of one token
+        "val/completions/distinct_ratio": Measure(1, 1),  # the one trigram
         "val/error_ratio": Measure(0, 2),
     }
 

@@ -11,13 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from arl_lightning.callbacks.difficulty_window import DifficultyWindow
 from arl_lightning.callbacks.dynamic_filtering import DynamicFiltering
+from arl_lightning.callbacks.usable_episodes import UsableEpisodes
 from arl_lightning.modules.aggregations import SequenceMean, SequenceSum, TokenMean
 from arl_lightning.modules.estimators import EMPG, GiGPO, GroupNormalized, LeaveOneOut
 from arl_lightning.modules.masks import SequenceMask
 from arl_lightning.modules.regularizers import ReferenceKL
 from arl_lightning.modules.surrogates import ClippedWeight, SequenceClip, SoftGate, TokenClip
-from arl_lightning.protocols import AdvantageEstimator, Aggregation, KLRegularizer, SegmentMask, Surrogate
+from arl_lightning.protocols import AdvantageEstimator, Aggregation, GroupGate, KLRegularizer, SegmentMask, Surrogate
 from arl_lightning.testing import (
     ContractError,
     check_aggregation,
@@ -358,9 +360,22 @@ def test_an_estimator_that_breaks_a_law_is_refused(law: str, estimator: Advantag
 # gates
 
 
-@pytest.mark.parametrize("by", ["success", "score", "return"])
-def test_the_shipped_gate_keeps_the_contract(by: Any) -> None:
+@pytest.mark.parametrize("by", ["success", "score", "return", "advantage"])
+def test_the_shipped_filter_keeps_the_contract(by: Any) -> None:
     check_gate(lambda: DynamicFiltering(by=by, cold_start_epochs=3))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        DifficultyWindow,
+        lambda: DifficultyWindow(0.0, 1.0, final_low=0.2, final_high=0.6, moves_over_epochs=7, cold_start_epochs=2),
+        UsableEpisodes,
+        lambda: UsableEpisodes(0.0, 0.0, count_truncated=True, max_attempts=1, exhausted="skip"),
+    ],
+)
+def test_the_further_gates_keep_the_contract(make: Callable[[], GroupGate]) -> None:
+    check_gate(make)
 
 
 class Open:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from arl_lightning.modules.regularizers import EntropyBonus, ReferenceKL, RewardKL
-from arl_lightning.protocols import KLRegularizer
+from arl_lightning.protocols import AdjustableCoefficient, KLRegularizer
 from arl_lightning.types import ArlError
 
 LOGPROBS_NT = torch.tensor([[-1.01, -2.03]])
@@ -70,3 +70,28 @@ def test_impossible_coefficients_are_refused(coefficient: float) -> None:
     for part in (EntropyBonus, RewardKL):
         with pytest.raises(ArlError, match="coefficient"):
             part(coefficient)
+
+
+@pytest.mark.parametrize("kind", [ReferenceKL, RewardKL])
+def test_each_owner_scales_the_coefficient_by_one_factor_of_its_own(kind: type[ReferenceKL] | type[RewardKL]) -> None:
+    kl = kind(0.5)
+    assert isinstance(kl, AdjustableCoefficient)
+    kl.set_factor("one", 2.0)
+    kl.set_factor("other", 8.0)
+    assert kl.coefficient == 8.0  # 0.5 · 2 · 8
+    kl.set_factor("one", 4.0)
+    assert kl.coefficient == 16.0  # in place of the 2
+    kl.set_factor("other", 1.0)
+    assert kl.coefficient == 2.0
+
+
+def test_a_scaled_coefficient_is_what_counts() -> None:
+    kl = RewardKL(0.1)
+    kl.set_factor("one", 10.0)
+    assert kl.penalize(LOGPROBS_NT, REF_NT)[0].tolist() == pytest.approx([0.19, -0.23], abs=1e-6)
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, math.nan, math.inf])
+def test_an_impossible_factor_is_refused(factor: float) -> None:
+    with pytest.raises(ArlError, match="a factor must be above 0 and finite"):
+        ReferenceKL().set_factor("one", factor)
