@@ -248,11 +248,13 @@ def test_the_server_and_a_running_program_end_with_their_client(code: str, expec
         server.run(code)
         signal.pause()
     deadline = time.monotonic() + 20
-    while len(pids := descendants(client) - {client}) < expected and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert len(pids) == expected  # warden and server, and the program
-    os.kill(client, signal.SIGKILL)
-    os.waitpid(client, 0)
+    try:
+        while len(pids := descendants(client) - {client}) != expected and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert len(pids) == expected  # warden and server, and the program
+    finally:  # a client that stays would keep the pipes of the whole session open
+        os.kill(client, signal.SIGKILL)
+        os.waitpid(client, 0)
     assert gone(pids)
 
 
