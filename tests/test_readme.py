@@ -34,7 +34,10 @@ def test_every_arl_command_parses(
             main([*shlex.split(command)[1:], "--print_config"])
         assert stop.value.code == 0
         printed = capsys.readouterr().out
-        for mark, run in (("methods/sampo_short.yaml", "sampo"), ("default_root_dir runs/alfworld_4b", "alfworld_4b")):
+        for mark, run in (
+            ("sampo_short.yaml --config configs/tasks/sokoban.yaml", "sampo"),
+            ("default_root_dir runs/alfworld_4b", "alfworld_4b"),
+        ):
             if mark in command:  # what later commands read
                 (tmp_path / "runs" / run / "checkpoints").mkdir(parents=True)
                 (tmp_path / "runs" / run / "config.yaml").write_text(printed)
