@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from arl_lightning.datamodules.conversation import Dialogue
 from arl_lightning.datamodules.held_out import HeldOut, HeldOutLoader
 from arl_lightning.datamodules.resampling import collect_groups
 from arl_lightning.datamodules.rollout import Clock, EpisodeRequest, Player, group_episodes
+from arl_lightning.datamodules.rollout_loader import RolloutLoader
 from arl_lightning.datamodules.rollout_measures import check_errors, measure_clock, measure_episodes, measure_groups
 from arl_lightning.datamodules.scene import Scene
 from arl_lightning.datamodules.task import Task
@@ -92,7 +93,7 @@ class RolloutDataModule(LightningDataModule):
 
     def train_dataloader(self) -> RolloutLoader:
         """Each pass over it plays anew."""
-        return RolloutLoader(self)
+        return RolloutLoader(self.play_epoch, self.minibatches)
 
     def play_epoch(self) -> list[TrajectoryBatch]:
         """`minibatches` mini-batches, played by the weights of this moment."""
@@ -188,25 +189,6 @@ class RolloutDataModule(LightningDataModule):
 
     def _scene(self) -> Scene:
         return Scene.of(self.trainer)
-
-
-class RolloutLoader:
-    """Plays when it is iterated, not when it is made: Lightning makes one in vain at every resume.
-
-    It has a length, so that Lightning fetches no batch ahead, which would be one of stale weights.
-
-    Args:
-        data: whose epochs are played.
-    """
-
-    def __init__(self, data: RolloutDataModule) -> None:
-        self.data = data
-
-    def __len__(self) -> int:
-        return self.data.minibatches
-
-    def __iter__(self) -> Iterator[TrajectoryBatch]:
-        yield from self.data.play_epoch()
 
 
 def _nest(by_turn: Sequence[float], groups: Sequence[EpisodeGroup]) -> Advantages:

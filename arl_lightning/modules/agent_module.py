@@ -19,6 +19,7 @@ from arl_lightning.functional.segments import count
 from arl_lightning.functional.statistics import wilson_interval
 from arl_lightning.modules import memory
 from arl_lightning.modules.adapters import refuse_dropout
+from arl_lightning.modules.freshness import check_on_policy, check_version
 from arl_lightning.modules.generation import Sampler
 from arl_lightning.modules.objective import Objective
 from arl_lightning.modules.policy import ModelSource
@@ -26,7 +27,6 @@ from arl_lightning.modules.policy_module import PolicyModule
 from arl_lightning.modules.reference import Reference, freeze_start
 from arl_lightning.types import (
     Advantages,
-    ArlError,
     Decoding,
     EpisodeGroup,
     Measure,
@@ -180,7 +180,7 @@ class AgentModule(PolicyModule):
             self._log_measures({"memory/cache_gb": cache})
         if not len(batch):
             return None
-        self._check_version(batch)
+        check_version(batch.policy_version, self._epoch_version)
         started = time.perf_counter()
         self.optimizer.zero_grad()
         passes = [batch.take(rows) for rows in self.passes(batch)]
@@ -232,34 +232,11 @@ class AgentModule(PolicyModule):
         strategy = self.trainer.strategy
         return strategy.block_backward_sync() if isinstance(strategy, ParallelStrategy) else nullcontext()
 
-    def _check_version(self, batch: TrajectoryBatch) -> None:
-        """Rows must have been played by the weights with which the epoch began."""
-        if self._epoch_version is None:
-            raise ArlError(
-                "this checkpoint was written in the middle of an epoch, whose rollout is gone: resume from one of an "
-                "epoch's end, such as the `checkpoint` callback of base.yaml writes"
-            )
-        if batch.policy_version != self._epoch_version:
-            raise ArlError(
-                f"a batch was played by version {batch.policy_version} of the weights but the epoch began at version "
-                f"{self._epoch_version}: set trainer.reload_dataloaders_every_n_epochs to 1, let no loader fetch ahead"
-            )
-
     def _check_on_policy(self, logprobs_NT: Tensor, part: TrajectoryBatch) -> None:
         worst = float((logprobs_NT - part.old_logprobs_NT)[part.action_mask_NT].abs().max())
         self.log("train/ratio/first_error", worst, batch_size=1, on_step=False, on_epoch=True, reduce_fx="max")
-        if not worst <= self._tolerance():
-            raise ArlError(
-                f"on the first mini-batch every ratio must be 1, but a log ratio is {worst:.3g}: scoring and training "
-                "disagree (dropout, dtype, or weights changed in between); raise ratio_tolerance only for low precision"
-            )
-
-    def _tolerance(self) -> float:
-        """The largest log ratio that rounding explains."""
-        if self.ratio_tolerance is not None:
-            return self.ratio_tolerance
         exact = self.acting.model.dtype == torch.float32 and str(self.trainer.precision).startswith("32")
-        return 1e-3 if exact else 5e-2
+        check_on_policy(worst, self.ratio_tolerance, exact=exact)
 
     # held-out play
 
