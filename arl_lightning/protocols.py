@@ -123,7 +123,10 @@ class RolloutPolicy(Protocol):
 
 
 class AdvantageEstimator(Protocol):
-    """Turns episode groups into one advantage a turn."""
+    """Turns episode groups into one advantage a turn.
+
+    One that has an attribute `reads_entropies` that is False spares an epoch of one step the pass that computes them.
+    """
 
     def estimate(self, groups: Sequence[EpisodeGroup], entropies_PGK: Advantages) -> Advantages:
         """`entropies_PGK[p][g][k]` is the mean token entropy of the turn's response (nats)."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import platform
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -78,7 +80,7 @@ class _Head(NamedTuple):
         return (slice(start, start + self.chunk_tokens) for start in range(0, count, self.chunk_tokens))
 
     def logits(self, hidden_cH: Tensor, weight_vH: Tensor, bias_V: Tensor | None, block: slice) -> Tensor:
-        logits_cv = _product(hidden_cH, weight_vH)
+        logits_cv = product(hidden_cH, weight_vH)
         if bias_V is not None:
             logits_cv += bias_V[block]
         if self.softcap is not None:
@@ -138,9 +140,9 @@ class _LinearLogprobs(torch.autograd.Function):
                         grad_bias_V[block] += pull_cv.sum(0)
                     pull_cv = pull_cv.to(operand)
                     if needs_hidden:
-                        grad_hidden_AH[rows] += _product(pull_cv, weight_vH.T)
+                        grad_hidden_AH[rows] += product(pull_cv, weight_vH.T)
                     if needs_weight:
-                        grad_weight_vH += _product(pull_cv.T, operand_AH[rows].T)
+                        grad_weight_vH += product(pull_cv.T, operand_AH[rows].T)
                 if needs_weight:
                     grad_weight_VH[block] = grad_weight_vH
         return (
@@ -206,18 +208,33 @@ def _dtypes(hidden: Tensor, weight: Tensor) -> tuple[torch.dtype, torch.dtype]:
     return (torch.bfloat16 if hidden.is_cuda and hidden.dtype == weight.dtype == torch.bfloat16 else result), result
 
 
-def _product(left_MK: Tensor, right_NK: Tensor) -> Tensor:
-    """`left @ right.T`, never rounded below float32."""
-    if left_MK.dtype == torch.bfloat16:
-        return torch.mm(left_MK, right_NK.T, out_dtype=torch.float32)
-    if left_MK.dtype == torch.float32 and left_MK.device.type == "cpu" and _ONEDNN is not None:
-        # the BLAS behind `@` reaches less than half of this rate on AMD processors with AVX-512
-        product: Tensor = _ONEDNN(left_MK, right_NK, None, "none", [], "")
-        return product
-    return left_MK @ right_NK.T
+def product(left: Tensor, right_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
+    """`left @ right.T + bias`, never rounded below float32; `left` may have any number of axes before its last.
+
+    float32 on a CPU is left to oneDNN where that is faster.
+    """
+    if left.dtype == torch.bfloat16:
+        result = torch.mm(left, right_NK.T, out_dtype=torch.float32)
+        return result if bias_N is None else result.add_(bias_N)
+    if ONEDNN_IS_FASTER and left.dtype == torch.float32 and left.device.type == "cpu":
+        fast: Tensor = torch.ops.mkldnn._linear_pointwise(left, right_NK, bias_N, "none", [], "")
+        return fast
+    return torch.nn.functional.linear(left, right_NK, bias_N)
 
 
-_ONEDNN = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch._C._has_mkldnn else None
+def _onednn_is_faster() -> bool:
+    """True on AMD processors with AVX-512, where torch's BLAS, which is Intel's, reaches less than half of the rate.
+
+    By what the processor is, not by a measurement: a resumed run must multiply as the first part did.
+    """
+    if not (torch.backends.mkl.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
+        return False
+    facts = Path("/proc/cpuinfo")
+    maker = facts.read_text() if facts.is_file() else platform.processor()
+    return "AuthenticAMD" in maker and torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+ONEDNN_IS_FASTER = _onednn_is_faster()
 
 
 def token_logprobs(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, cast
 
 import torch
@@ -80,6 +81,7 @@ class AgentModule(PolicyModule):
         self.ratio_tolerance = ratio_tolerance
         self.reference: Reference | None = None
         self._epoch_version: int | None = None
+        self._left_to_step = False
         self._played: Mapping[str, Measure] = {}
         self._successes: dict[str, Measure] = {}
 
@@ -128,16 +130,22 @@ class AgentModule(PolicyModule):
 
     @torch.no_grad()
     def score(self, batch: TokenBatch) -> Scores:
-        """Log-probs of policy and reference and entropies, by the same forward that training uses."""
+        """Log-probs of policy and reference and entropies, by the same forward that training uses.
+
+        Where the epoch has one step and nothing reads them before, those of the policy are left to it: they are NaN.
+        """
         assert self.reference is not None
-        shape = batch.input_ids_NT.shape
-        logprobs_NT, ref_logprobs_NT, entropies_NT = (torch.zeros(shape) for _ in range(3))
+        one_step = self._trainer is not None and self.trainer.training and self.trainer.num_training_batches == 1
+        self._left_to_step = left = one_step and not self.objective.reads_scores
+        shape, unknown = batch.input_ids_NT.shape, math.nan if left else 0.0
+        logprobs_NT, entropies_NT, ref_logprobs_NT = (torch.full(shape, value) for value in (unknown, unknown, 0.0))
         penalty = self.objective.reward_kl
         for rows in self.passes(batch):
             part = batch.take(rows).to(self.device)
             block = (rows, slice(0, part.input_ids_NT.shape[1]))
             with self.precision():
-                logprobs_NT[block], entropies_NT[block] = (x.cpu() for x in self.acting.logprobs(part))
+                if not left:
+                    logprobs_NT[block], entropies_NT[block] = (x.cpu() for x in self.acting.logprobs(part))
                 ref_logprobs_NT[block] = self.reference.logprobs(part).cpu()
         penalties_NT = torch.zeros(shape) if penalty is None else penalty.penalize(logprobs_NT, ref_logprobs_NT)
         return Scores(logprobs_NT, ref_logprobs_NT, entropies_NT, penalties_NT)
@@ -171,7 +179,8 @@ class AgentModule(PolicyModule):
     def training_step(self, batch: TrajectoryBatch, batch_idx: int) -> Mapping[str, Any] | None:
         """One optimiser step on one mini-batch; gives callbacks the records of its passes.
 
-        A batch without rows, which a filter set to `skip` leaves, is no step.
+        A batch without rows, which a filter set to `skip` leaves, is no step. Where scoring left the old log-probs to
+        this step they are its own: every ratio is 1 by construction, and the first mini-batch checks nothing.
         """
         if batch_idx == 0:
             self._epoch_version = self.global_step
@@ -190,12 +199,13 @@ class AgentModule(PolicyModule):
         kept = self._sum([count(self._keep(part, first_pass), part.segment_ids_NT) for part in passes])
         records: list[PassRecord] = []
         loss = 0.0
-        for part in passes:
-            logprobs_NT, entropies_NT = first_pass or self._logprobs(part)
+        for cut in passes:
+            logprobs_NT, entropies_NT = first_pass or self._logprobs(cut)
+            part = self._with_old(cut, logprobs_NT)
             if batch_idx == 0:
                 self._check_on_policy(logprobs_NT.detach(), part)
             share, record = self.objective.compute(logprobs_NT, entropies_NT, part, kept, acted)
-            with nullcontext() if part is passes[-1] else self._without_sync():
+            with nullcontext() if cut is passes[-1] else self._without_sync():
                 self.manual_backward(share * self.trainer.world_size)  # ranks are averaged, their shares add up
             loss += float(share.detach())
             records.append(record)
@@ -217,7 +227,11 @@ class AgentModule(PolicyModule):
         if self.objective.mask is None:
             return part.action_mask_NT
         logprobs_NT, _ = known or self._logprobs(part)
-        return self.objective.keep(logprobs_NT.detach(), part)
+        return self.objective.keep(logprobs_NT.detach(), self._with_old(part, logprobs_NT))
+
+    def _with_old(self, part: TrajectoryBatch, logprobs_NT: Tensor) -> TrajectoryBatch:
+        """`part` with the old log-probs that scoring left to the step, whose weights are still the old ones."""
+        return replace(part, old_logprobs_NT=logprobs_NT.detach()) if self._left_to_step else part
 
     def _sum(self, parts: Sequence[StepTotals]) -> StepTotals:
         """Totals of all passes of all ranks."""

@@ -56,6 +56,8 @@ class GroupNormalized:
     Source: Group Relative Policy Optimization, arXiv:2402.03300; scale "none": Dr.GRPO, arXiv:2503.20783
     """
 
+    reads_entropies = False
+
     def __init__(
         self,
         scale: Scale = "std",
@@ -87,6 +89,8 @@ class LeaveOneOut:
     Source: Back to Basics (RLOO), arXiv:2402.14740
     """
 
+    reads_entropies = False
+
     def estimate(
         self,
         groups: Sequence[EpisodeGroup],
@@ -116,6 +120,8 @@ class GiGPO:
 
     Source: Group-in-Group Policy Optimization, arXiv:2505.10978
     """
+
+    reads_entropies = False
 
     def __init__(
         self,

@@ -43,6 +43,11 @@ class Objective:
     reward_kl: RewardPenalty | None = None
     sampler_correction: SamplerCorrection | None = None
 
+    @property
+    def reads_scores(self) -> bool:
+        """Whether the policy's log-probs or entropies are asked for before the update: by a penalty or an estimator."""
+        return self.reward_kl is not None or getattr(self.advantage, "reads_entropies", True)
+
     def keep(self, logprobs_NT: Tensor, batch: TrajectoryBatch) -> Tensor:
         """Action tokens that the policy term sees under the present policy, bool `[N, T]`."""
         if self.mask is None:

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from arl_lightning.functional.logprobs import linear_logprobs, token_logprobs
 from arl_lightning.modules.adapters import is_adapted, save_adapter
+from arl_lightning.modules.onednn_linear import linear
 from arl_lightning.types import ArlError, TokenBatch
 
 _SENTINEL = "\x00arl\x00"
@@ -95,7 +96,7 @@ class Policy(nn.Module):
         with torch.autocast(hidden_AH.device.type, enabled=False):
             if isinstance(head, nn.Linear):
                 bias = None if head.bias is None else head.bias.float()
-                logits_AV: Tensor = nn.functional.linear(hidden_AH.float(), head.weight.float(), bias)
+                logits_AV: Tensor = linear(hidden_AH.float(), head.weight.float(), bias)
             else:
                 logits_AV = head(hidden_AH).float()
         return logits_AV if self._softcap is None else self._softcap * torch.tanh(logits_AV / self._softcap)

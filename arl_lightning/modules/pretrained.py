@@ -13,6 +13,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from arl_lightning.modules.adapters import LoRA, adapt, as_given, base_of, holds_adapter
 from arl_lightning.modules.faults import first_line
+from arl_lightning.modules.onednn_linear import use_onednn
 from arl_lightning.modules.quantization import NF4, Dtype, is_quantized, settle
 from arl_lightning.types import ArlError
 
@@ -119,6 +120,7 @@ class PretrainedModel:
             _forget_gguf(model)
         if is_quantized(model):  # also a model that was saved so
             settle(model)
+        use_onednn(model)
         return tokenizer, model
 
     def _checkpoint_gradients(self, model: PreTrainedModel) -> None:

@@ -219,7 +219,7 @@ def test_low_precision_costs_less_than_a_hundredth_of_a_clip_band(
     dtype: torch.dtype, onednn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not onednn:
-        monkeypatch.setattr(logprobs_module, "_ONEDNN", None)
+        monkeypatch.setattr(logprobs_module, "ONEDNN_IS_FASTER", False)
     # hidden states of size 1 and weights of 5/√256: logits of spread 5, as sharp as a trained model's
     hidden_AH, targets_A, weight_VH, _ = linear_case(64, 256, 3000, dtype, scale=5 / 16)
     # tiles so small that what is summed over them is summed often
@@ -364,7 +364,7 @@ def test_entropy_alone_can_be_differentiated() -> None:
 @pytest.mark.parametrize("onednn", [True, False])
 def test_autocast_changes_nothing(onednn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not onednn:
-        monkeypatch.setattr(logprobs_module, "_ONEDNN", None)
+        monkeypatch.setattr(logprobs_module, "ONEDNN_IS_FASTER", False)
     hidden_AH, targets_A, weight_VH, bias_V = linear_case(dtype=torch.float32)
     leaves = [hidden_AH, weight_VH, bias_V]
     expected = linear_logprobs(hidden_AH, targets_A, weight_VH, bias_V, entropy_grad=True)
