@@ -19,7 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from step_against_trl import CLOCKS, run_half, save_model
+from pairs import CLOCKS, run_half
+from word_model import save_model
 
 VOCABULARY, FIRST_PROMPT, OBSERVATION, RESPONSE, SMOOTH = 1_000, 120, 60, 20, 3
 """`SMOOTH` turns up to and including a turn are what the ratio takes the median of."""
@@ -28,7 +29,8 @@ VOCABULARY, FIRST_PROMPT, OBSERVATION, RESPONSE, SMOOTH = 1_000, 120, 60, 20, 3
 def play(settings: Mapping[str, Any]) -> dict[str, Any]:
     """One session: seconds of every turn with memory and of some without, and whether both drew the same."""
     from arl_lightning.modules.generation import Sampler
-    from arl_lightning.modules.policy import Policy, PretrainedModel
+    from arl_lightning.modules.policy import Policy
+    from arl_lightning.modules.pretrained import PretrainedModel
     from arl_lightning.types import Completion, Decoding
 
     policy = Policy(*PretrainedModel(settings["folder"]).load())

@@ -5,13 +5,15 @@
 FLOPs are those that the arithmetic needs, by formula: two for each weight and token, four for each layer, query width
 and token that a token looks back on, the head only where a token was sampled; a backward pass twice as many. What was
 executed beyond that (recomputation) is no merit: `torch.utils.flop_counter` counts it in a run of its own. The
-machine's rate is measured anew right before and after each measurement.
+machine's rate is measured anew right before and after each measurement, and is that of the faster of torch's two
+libraries for products of float32: what stands behind `torch.mm`, and oneDNN.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -20,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from step_against_trl import CLOCKS, LEARNING_RATE, run_half, save_model
+from halves import LEARNING_RATE
+from pairs import CLOCKS, run_half
+from word_model import save_model
 
 ROWS, PROMPT, RESPONSE = 8, 128, 128
 SQUARE = 1536
@@ -40,18 +44,37 @@ def timer(now: Callable[[], float]) -> Timed:
     return timed
 
 
-def machine_rate(timed: Timed, shapes: Sequence[tuple[int, int, int]]) -> tuple[float, float]:
-    """FLOP/s of float32 products of square matrices, and of the given (rows, inner, columns) one after another."""
+def _blas(left: Any, right: Any) -> Any:
+    return torch.mm(left, right.T)
+
+
+def _onednn(left: Any, right: Any) -> Any:
+    return torch.ops.mkldnn._linear_pointwise(left, right, None, "none", [], "")
+
+
+LIBRARIES = {"blas": _blas} | ({"onednn": _onednn} if hasattr(torch.ops.mkldnn, "_linear_pointwise") else {})
+"""`left @ right.T` by what stands behind `torch.mm`, and by oneDNN: the machine's rate is that of the faster."""
+
+
+def machine_rate(timed: Timed, shapes: Sequence[tuple[int, int, int]]) -> dict[str, float]:
+    """FLOP/s of float32 products: of square matrices by each library and by the best, and of the given (rows, inner,
+    columns) one after another, each by the best."""
+
+    def fastest(left: Any, right: Any, repetitions: int) -> dict[str, float]:
+        flops = 2.0 * left.shape[0] * left.shape[1] * right.shape[0]
+        return {
+            name: flops / min(timed(lambda: multiply(left, right)) for _ in range(repetitions))  # noqa: B023
+            for name, multiply in LIBRARIES.items()
+        }
+
     square = torch.randn(SQUARE, SQUARE)
-    out = torch.empty(SQUARE, SQUARE)
-    best = 2.0 * SQUARE**3 / min(timed(lambda: torch.mm(square, square, out=out)) for _ in range(3))
+    rates = fastest(square, square, 3)
     flops = seconds = 0.0
     for rows, inner, columns in shapes:
-        left, right, product = torch.randn(rows, inner), torch.randn(columns, inner), torch.empty(rows, columns)
-        torch.mm(left, right.T, out=product)  # pages of the output are mapped
-        seconds += min(timed(lambda: torch.mm(left, right.T, out=product)) for _ in range(2))  # noqa: B023
+        left, right = torch.randn(rows, inner), torch.randn(columns, inner)
         flops += 2.0 * rows * inner * columns
-    return best, flops / seconds
+        seconds += 2.0 * rows * inner * columns / max(fastest(left, right, 3).values())
+    return {**rates, "square": max(rates.values()), "shapes": flops / seconds}
 
 
 def forward_flops(config: Any) -> tuple[float, float]:
@@ -69,7 +92,8 @@ def measure(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Rates (FLOP/s) of the machine, of scoring and of an update, repetition by repetition."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    from arl_lightning.modules.policy import Policy, PretrainedModel
+    from arl_lightning.modules.policy import Policy
+    from arl_lightning.modules.pretrained import PretrainedModel
     from arl_lightning.types import TokenBatch
 
     timed = timer(CLOCKS[settings["clock"]])
@@ -101,8 +125,13 @@ def measure(settings: Mapping[str, Any]) -> dict[str, Any]:
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         optimizer.step()
 
+    def linear_flops(left: Sequence[int], right: Sequence[int], *_: Any, **__: Any) -> int:
+        return 2 * math.prod(left) * right[0]
+
     def executed(work: Callable[[], None]) -> float:
-        with FlopCounterMode(display=False) as counter:
+        with FlopCounterMode(
+            display=False, custom_mapping={torch.ops.mkldnn._linear_pointwise: linear_flops}
+        ) as counter:
             work()
         return float(counter.get_total_flops())
 
@@ -128,8 +157,7 @@ def measure(settings: Mapping[str, Any]) -> dict[str, Any]:
         after = machine_rate(timed, shapes)
         repetitions.append(
             {
-                "square": [before[0], between[0], after[0]],
-                "shapes": [before[1], between[1], after[1]],
+                **{name: [before[name], between[name], after[name]] for name in before},
                 "scoring": scoring,
                 "gradient": 3 * needed / gradient_s,
                 "update": 3 * needed / (gradient_s + step_s),
@@ -182,7 +210,9 @@ def main() -> None:
 def report(vocabulary: int, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Prints one table, and gives its figures back."""
     one, everything = runs[0], [r for run in runs for r in run["repetitions"]]
-    rates = {name: statistics.median(rate for r in everything for rate in r[name]) for name in ("square", "shapes")}
+    named = (*LIBRARIES, "square", "shapes")
+    rates = {name: statistics.median(rate for r in everything for rate in r[name]) for name in named}
+    libraries = ", ".join(f"{rates[name] / 1e9:.0f} by {name}" for name in LIBRARIES)
     columns = (
         "phase",
         "GFLOP/s",
@@ -194,8 +224,8 @@ def report(vocabulary: int, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]
     print(
         f"\nvocabulary {vocabulary:,}: {one['weights'] / 1e6:.1f}M weights, {ROWS * (PROMPT + RESPONSE)} tokens, of "
         f"which {ROWS * RESPONSE} sampled, {one['needed'] / 1e12:.2f} TFLOP forward\n"
-        f"the machine: {rates['square'] / 1e9:.0f} GFLOP/s on {SQUARE}² matrices, {rates['shapes'] / 1e9:.0f} on the "
-        f"model's shapes\n\n| {' | '.join(columns)} |\n{'|---' * len(columns)}|"
+        f"the machine: {rates['square'] / 1e9:.0f} GFLOP/s on {SQUARE}² matrices ({libraries}), "
+        f"{rates['shapes'] / 1e9:.0f} on the model's shapes\n\n| {' | '.join(columns)} |\n{'|---' * len(columns)}|"
     )
     found: dict[str, Any] = {"machine": rates, "forward_flops": one["needed"], "weights": one["weights"]}
     for phase in PHASES:

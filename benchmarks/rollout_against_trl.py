@@ -21,18 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from step_against_trl import (
-    MEASURES,
-    check_equal,
-    compare,
-    fit_ours,
-    fit_theirs,
-    last,
-    parse,
-    print_table,
-    run_pairs,
-    task_seeds,
-)
+from halves import fit_ours, fit_theirs, task_seeds
+from pairs import MEASURES, check_equal, compare, last, parse, print_table, run_pairs
 
 OPENING, END = "\n", "<|im_end|>"
 QUOTED = tuple(f'"{move}"' for move in ("up", "down", "left", "right"))
