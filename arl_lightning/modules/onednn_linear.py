@@ -56,10 +56,10 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, pull: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         inputs, weight = ctx.saved_tensors
         needs_bias = ctx.needs_input_grad[2]
-        rows = pull.flatten(end_dim=-2)
+        rows = pull.reshape(-1, pull.shape[-1])
         return (
             None if weight is None else product(pull, weight.T),
-            None if inputs is None else product(rows.T, inputs.flatten(end_dim=-2).T),
+            None if inputs is None else product(rows.T, inputs.reshape(-1, inputs.shape[-1]).T),
             rows.sum(0) if needs_bias else None,
         )
 
