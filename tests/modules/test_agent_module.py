@@ -1,7 +1,7 @@
 """The agent: one exact step a mini-batch, a reference that stays, and errors instead of silent drift."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,17 +16,17 @@ from torch.utils.data import DataLoader
 
 from arl_lightning.modules.agent_module import AgentModule
 from arl_lightning.modules.aggregations import SequenceMean, SequenceSum, TokenMean
-from arl_lightning.modules.estimators import GroupNormalized
+from arl_lightning.modules.estimators import EMPG, GiGPO, GroupNormalized, LeaveOneOut
 from arl_lightning.modules.generation import Sampler
 from arl_lightning.modules.masks import SequenceMask
 from arl_lightning.modules.memory import free_bytes
 from arl_lightning.modules.objective import Objective
 from arl_lightning.modules.reference import FrozenCopy
-from arl_lightning.modules.regularizers import EntropyBonus, ReferenceKL
+from arl_lightning.modules.regularizers import EntropyBonus, ReferenceKL, RewardKL
 from arl_lightning.modules.surrogates import TokenClip
 from arl_lightning.modules.tiny_model import TinyModel
 from arl_lightning.protocols import Aggregation, RolloutObserver, RolloutPolicy, SegmentMask
-from arl_lightning.types import ArlError, Decoding, TrajectoryBatch
+from arl_lightning.types import Advantages, ArlError, Decoding, EpisodeGroup, Scores, TrajectoryBatch
 
 SOURCE = TinyModel(hidden_size=16, layers=1, heads=2, mlp_size=24, max_context=64)
 OBJECTIVE = Objective(TokenClip(), TokenMean(), GroupNormalized())
@@ -283,3 +283,68 @@ def test_only_training_keeps_a_reference() -> None:
     module.configure_model()
     assert module.policy is not None
     assert module.reference is None
+
+
+class ScoredRows:
+    """A loader that has its rows scored when an epoch begins, as a rollout does."""
+
+    def __init__(self, module: AgentModule, batches: int) -> None:
+        self.module = module
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def __iter__(self) -> Iterator[TrajectoryBatch]:
+        batch = replace(played(), policy_version=self.module.global_step)
+        self.scores = self.module.score(batch)
+        yield from [replace(batch, old_logprobs_NT=self.scores.logprobs_NT)] * self.batches
+
+
+def scored_fit(module: AgentModule, batches: int = 1, epochs: int = 2) -> tuple[Scores, Trainer]:
+    loader = ScoredRows(module, batches)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = Trainer(accelerator="cpu", devices=1, max_epochs=epochs, enable_model_summary=False, **quiet)  # type: ignore[arg-type]
+    trainer.fit(module, cast(Any, loader))
+    return loader.scores, trainer
+
+
+@pytest.mark.parametrize("tokens_per_pass", [1000, 30])
+@pytest.mark.parametrize("mask", [None, SequenceMask(delta=0.01)], ids=["all", "masked"])
+def test_an_epochs_only_step_learns_the_same_from_its_own_old_log_probs(
+    mask: SegmentMask | None, tokens_per_pass: int
+) -> None:
+    found = []
+    for advantage, left in ((GroupNormalized(), True), (EMPG(), False)):  # the rows' advantages are given anyway
+        module = agent(objective=replace(OBJECTIVE, advantage=advantage, mask=mask), tokens_per_pass=tokens_per_pass)
+        scores, trainer = scored_fit(module)
+        assert bool(scores.logprobs_NT.isnan().all()) == bool(scores.entropies_NT.isnan().all()) == left
+        assert scores.ref_logprobs_NT.isfinite().all()
+        assert float(trainer.callback_metrics["train/ratio/first_error"]) < 1e-5
+        assert trainer.global_step == 2
+        assert moved(module)
+        found.append(weights(module.policy))
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-6)
+
+
+def test_nothing_is_left_to_one_of_several_steps_nor_outside_of_training() -> None:
+    module = agent()
+    assert scored_fit(module, batches=2, epochs=1)[0].logprobs_NT.isfinite().all()
+    module = agent()
+    assert scored_fit(module, epochs=1)[0].logprobs_NT.isnan().all()
+    assert module.score(played()).logprobs_NT.isfinite().all()
+
+
+class Unheard:
+    """An estimator that does not say what it reads."""
+
+    def estimate(self, groups: Sequence[EpisodeGroup], entropies_PGK: Advantages) -> Advantages:
+        return entropies_PGK
+
+
+def test_scores_are_read_by_a_reward_penalty_and_by_estimators_that_do_not_deny_it() -> None:
+    for estimator in (GroupNormalized(), LeaveOneOut(), GiGPO()):
+        assert not replace(OBJECTIVE, advantage=estimator).reads_scores
+        assert replace(OBJECTIVE, advantage=estimator, reward_kl=RewardKL(0.1)).reads_scores
+    for estimator in (EMPG(), EMPG(base=GiGPO()), Unheard()):
+        assert replace(OBJECTIVE, advantage=estimator).reads_scores

@@ -85,6 +85,26 @@ def test_an_impossible_token_is_never_drawn() -> None:
         assert logprobs_N.isfinite().all()
 
 
+@pytest.mark.parametrize("size", [1023, 1024, 1025, 5000])
+def test_a_large_vocabulary_is_drawn_from_as_by_one_sum_over_it(size: int) -> None:
+    generator = torch.Generator().manual_seed(size)
+    logits_NV = 3 * torch.randn(300, size, generator=generator)
+    logits_NV[:, -size // 3 :] = -math.inf  # whole blocks of it have nothing to draw
+    logits_NV[0], logits_NV[0, size // 2] = -math.inf, 0.0
+    numbers_N = torch.rand(300, dtype=torch.float64, generator=generator)
+    numbers_N[:3] = torch.tensor([1 - 2**-53, 0.0, 1 - 2**-53])
+    tokens_N, logprobs_N = draw(logits_NV, numbers_N, Decoding())
+    probabilities_NV = logits_NV.double().softmax(dim=-1)
+    expected_N = (probabilities_NV.cumsum(dim=-1) <= numbers_N[:, None]).sum(dim=-1)
+    assert torch.equal(tokens_N[3:], expected_N[3:])
+    assert (probabilities_NV.gather(1, tokens_N[:, None]) > 0).all()
+    expected_A = probabilities_NV.gather(1, tokens_N[:, None])[:, 0].log()
+    torch.testing.assert_close(logprobs_N.double(), expected_A, rtol=0, atol=5e-6)
+    for row in (0, 7, 299):  # alone as among others
+        alone = draw(logits_NV[row : row + 1], numbers_N[row : row + 1], Decoding())
+        assert (alone[0].item(), alone[1].item()) == (tokens_N[row].item(), logprobs_N[row].item())
+
+
 def test_greedy_takes_the_likeliest_with_probability_one() -> None:
     tokens, probabilities = draws([0.2, 0.5, 0.3], [0.01, 0.99], Decoding(temperature=0))
     assert (tokens, probabilities) == ([1, 1], [1.0, 1.0])
