@@ -168,6 +168,16 @@ class AgentModule(PolicyModule):
         super().on_train_epoch_end()
         self.log("memory/peak_gb", memory.peak_bytes(self.device) / 1e9)
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keeps which weights played the epoch under way."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["epoch_version"] = self._epoch_version
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Goes on with the rows that those weights played."""
+        super().on_load_checkpoint(checkpoint)
+        self._epoch_version = checkpoint.get("epoch_version")
+
     def training_step(self, batch: TrajectoryBatch, batch_idx: int) -> Mapping[str, Any] | None:
         """One optimiser step on one mini-batch; gives callbacks the records of its passes.
 

@@ -22,6 +22,7 @@ from arl_lightning.modules.adapters import is_adapted, refuse_mixture
 from arl_lightning.modules.merging import Drift, measure_drift, merged
 from arl_lightning.modules.model_card import write_card
 from arl_lightning.modules.policy import ModelSource, Policy
+from arl_lightning.modules.resume_point import EpochMetric, keep_metrics, put_back_metrics, settle
 from arl_lightning.protocols import ChatTokenizer
 from arl_lightning.types import ArlError, TokenBatch
 
@@ -63,6 +64,7 @@ class PolicyModule(LightningModule):
         self._asked_groups: list[dict[str, Any]] = []
         self._asked_schedule: dict[str, Any] = {}
         self._weights_moved = False
+        self._metrics_before: list[EpochMetric] = []
 
     @property
     def acting(self) -> Policy:
@@ -127,8 +129,11 @@ class PolicyModule(LightningModule):
     def on_train_start(self) -> None:
         """Optimiser and scheduler obey the command line, also where a checkpoint has just brought other arguments.
 
-        How far a schedule has come is kept: its epoch, and the present rate as a factor of the first one.
+        How far a schedule has come is kept: its epoch, and the present rate as a factor of the first one. Models are
+        loaded in evaluation mode and Lightning leaves them so.
         """
+        self.acting.train()
+        put_back_metrics(self.trainer, self._metrics_before)
         for group, asked in zip(self.optimizer.param_groups, self._asked_groups, strict=True):
             started_at = group.get("initial_lr", group["lr"])
             group["lr"] *= asked["lr"] / started_at if asked["lr"] != started_at else 1
@@ -186,9 +191,22 @@ class PolicyModule(LightningModule):
         trained = self.trainable_parameters()
         return {name: value for name, value in super().state_dict(*args, **kwargs).items() if name in trained}
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keeps what Lightning would forget: the steps skipped in a row, and what the epoch under way has logged."""
+        checkpoint["skipped_steps"] = self.skipped_steps
+        checkpoint["epoch_metrics"] = keep_metrics(self.trainer)
+
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuses the checkpoint of another model, which non-strict loading would take silently."""
         check_same_weights(checkpoint["state_dict"], self.trainable_parameters())
+        self.skipped_steps = checkpoint.get("skipped_steps", 0)
+        self._metrics_before = checkpoint.get("epoch_metrics", [])
+        if "loops" in checkpoint and self._trainer is not None:
+            settle(checkpoint, validates=self._validates(checkpoint["epoch"]))
+
+    def _validates(self, epoch: int) -> bool:
+        every = self.trainer.check_val_every_n_epoch
+        return self.trainer.enable_validation and every is not None and (epoch + 1) % every == 0
 
     def recipe(self) -> dict[str, str]:
         """What a model card says about the training, by part."""
