@@ -81,11 +81,15 @@ class SafeStop(Callback):
         self._began_at = self._saved_at = _position(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Play may be cut short; the checkpoint of the epoch's end has taken the place of one inside it."""
+        """Play may be cut short."""
+        self.on_train_end(trainer, pl_module)
+        self._release(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The checkpoint of an epoch's end has taken the place of one inside it."""
         superseded = self._began_at != self._saved_at == _position(trainer)
         if superseded and self._folder is not None and trainer.is_global_zero:
             (self._folder / STOPPED).unlink(missing_ok=True)
-        self._release(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """A step must not be cut short."""

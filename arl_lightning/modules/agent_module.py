@@ -58,7 +58,7 @@ class AgentModule(PolicyModule):
             Changes memory and speed, never what is drawn.
         ratio_tolerance: largest |log ratio| allowed on the first mini-batch of an epoch, where it must be 0 to float
             tolerance; null for 0.001 where weights and Trainer are float32, and 0.05 where either is less.
-        max_skipped_steps: consecutive steps with a non-finite gradient before the run stops.
+        max_skipped_steps: consecutive steps with a non-finite loss or gradient before the run stops.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class AgentModule(PolicyModule):
             records.append(record)
         self._log_measures(measure_step(records, kept))
         self.log("train/loss", loss, batch_size=1, on_step=False, on_epoch=True)
-        self.apply_gradient("train")
+        self.apply_gradient("train", loss)
         self.log(
             "time/update_s", time.perf_counter() - started, batch_size=1, on_step=False, on_epoch=True, reduce_fx="sum"
         )

@@ -37,7 +37,7 @@ class PolicyModule(LightningModule):
         gradient_clip: largest norm of the gradient, clipped over all parameters.
         tokens_per_pass: rows × longest row that one forward pass may hold, but for a segment that is larger by itself;
             changes memory, never the gradient.
-        max_skipped_steps: consecutive steps with a non-finite gradient before the run stops.
+        max_skipped_steps: consecutive steps with a non-finite loss or gradient before the run stops.
     """
 
     strict_loading = False  # a checkpoint holds the trained weights only; `on_load_checkpoint` checks that they are all
@@ -153,16 +153,19 @@ class PolicyModule(LightningModule):
         segments = [frozenset(row[row >= 0].tolist()) for row in batch.segment_ids_NT.cpu()]
         return pack_units(adjacent_units(segments), batch.lengths_N.tolist(), self.tokens_per_pass)
 
-    def apply_gradient(self, stage: str) -> float | None:
+    def apply_gradient(self, stage: str, loss: float) -> float | None:
         """Clips, steps, and gives back the gradient's norm before clipping; None when the step was skipped.
 
+        A step whose loss or gradient is not finite is skipped: weights and optimiser stay as they are, and the schedule
+        counts epochs anyway. That the run stops comes before any action at an epoch's end, such as a roll-back, which
+        gets its turn where `max_skipped_steps` is more than the steps of an epoch.
+
         Raises:
-            ArlError: after `max_skipped_steps` non-finite gradients in a row, or when the first step left every weight
-                unchanged.
+            ArlError: after `max_skipped_steps` such steps in a row, or when the first step left every weight unchanged.
         """
         parameters = self.trainable_parameters().values()
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.gradient_clip))
-        finite = math.isfinite(norm)
+        finite = math.isfinite(norm) and math.isfinite(self._over_ranks(loss))
         self.log(
             f"{stage}/skipped_steps", float(not finite), batch_size=1, on_step=False, on_epoch=True, reduce_fx="sum"
         )
@@ -170,8 +173,8 @@ class PolicyModule(LightningModule):
             self.skipped_steps += 1
             if self.skipped_steps >= self.max_skipped_steps:
                 raise ArlError(
-                    f"{self.skipped_steps} optimiser steps in a row had a non-finite gradient: lower the learning rate "
-                    "or resume from the last checkpoint; nothing was overwritten"
+                    f"{self.skipped_steps} optimiser steps in a row had a non-finite loss or gradient: lower the "
+                    "learning rate and resume from the last checkpoint, which is of before"
                 )
             return None
         self.skipped_steps = 0
@@ -185,6 +188,12 @@ class PolicyModule(LightningModule):
                 )
         self.log(f"{stage}/grad_norm", norm, batch_size=1, on_step=False, on_epoch=True)
         return norm
+
+    def _over_ranks(self, value: float) -> float:
+        """The sum over all ranks, which must skip together."""
+        if self.trainer.world_size == 1:
+            return value
+        return float(self.trainer.strategy.reduce(torch.tensor(value, device=self.device), reduce_op="sum"))
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Trained weights only: the frozen rest comes from where it was loaded."""

@@ -1,12 +1,13 @@
-"""An environment in which a run is interrupted at a known place: `deadly:tests/DeadlySokoban-v0`."""
+"""Ends of runs at known places: `deadly:tests/DeadlySokoban-v0` in play, the callback `deadly.Deadly` elsewhere."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from gymnasium.envs.registration import register
+from lightning.pytorch import Callback, LightningModule, Trainer
 
 from arl_lightning.envs.sokoban import SokobanEnv
 
@@ -25,3 +26,24 @@ class DeadlySokoban(SokobanEnv):
 
 
 register(id="tests/DeadlySokoban-v0", entry_point=lambda **options: DeadlySokoban(**options))
+
+
+class Deadly(Callback):
+    """Sends signals to its own process: with a step's gradient made and no weight moved, or in the first validation."""
+
+    def __init__(self, sent: list[int], where: Literal["update", "validation"] = "update", step: int = 4) -> None:
+        self.sent = sent
+        self.where = where
+        self.step = step
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        if (self.where, self.step) == ("update", trainer.global_step):
+            self._send()
+
+    def on_validation_batch_start(self, *args: Any) -> None:
+        if self.where == "validation":
+            self._send()
+
+    def _send(self) -> None:
+        for signum in self.sent:
+            os.kill(os.getpid(), signum)
