@@ -74,9 +74,7 @@ class DemonstrationDataModule(LightningDataModule):
             )
             for step in range(self.steps_per_epoch)
         ]
-        if (
-            self._resumed.get("epoch") == trainer.current_epoch
-        ):  # Lightning takes only the rest
+        if self._resumed.get("epoch") == trainer.current_epoch:  # Lightning takes only the rest
             done = self._resumed["done"]
             batches = batches[done:] + batches[:done]
         return DataLoader(cast(Any, batches), batch_size=None, shuffle=False)

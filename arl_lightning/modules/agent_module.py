@@ -169,9 +169,10 @@ class AgentModule(PolicyModule):
         self.log("memory/peak_gb", memory.peak_bytes(self.device) / 1e9)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keeps which weights played the epoch under way."""
+        """Keeps which weights played the epoch under way, if a data module has put its rows into the checkpoint."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint["epoch_version"] = self._epoch_version
+        kept = type(self.trainer.datamodule).__qualname__ in checkpoint  # type: ignore[attr-defined]
+        checkpoint["epoch_version"] = self._epoch_version if kept else None
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Goes on with the rows that those weights played."""

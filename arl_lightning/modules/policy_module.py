@@ -173,7 +173,7 @@ class PolicyModule(LightningModule):
             self.skipped_steps += 1
             if self.skipped_steps >= self.max_skipped_steps:
                 raise ArlError(
-                    f"{self.skipped_steps} optimiser steps in a row had a non-finite loss or gradient: lower the "
+                    f"{self.skipped_steps} optimiser steps in a row had a non-finite gradient or loss: lower the "
                     "learning rate and resume from the last checkpoint, which is of before"
                 )
             return None

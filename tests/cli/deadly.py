@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -10,6 +11,7 @@ from gymnasium.envs.registration import register
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from arl_lightning.envs.sokoban import SokobanEnv
+from arl_lightning.types import Rollout
 
 
 class DeadlySokoban(SokobanEnv):
@@ -29,9 +31,11 @@ register(id="tests/DeadlySokoban-v0", entry_point=lambda **options: DeadlySokoba
 
 
 class Deadly(Callback):
-    """Sends signals to its own process: with a step's gradient made and no weight moved, or in the first validation."""
+    """Sends signals to its own process: in a step, its gradient made and no weight moved, in play or in validation."""
 
-    def __init__(self, sent: list[int], where: Literal["update", "validation"] = "update", step: int = 4) -> None:
+    def __init__(
+        self, sent: list[int], where: Literal["play", "update", "validation"] = "update", step: int = 4
+    ) -> None:
         self.sent = sent
         self.where = where
         self.step = step
@@ -44,6 +48,38 @@ class Deadly(Callback):
         if self.where == "validation":
             self._send()
 
+    def rollout_started(self, stage: str, epoch: int, episodes: int) -> None:
+        """Nothing is played yet."""
+
+    def rollout_advanced(self, finished: int, succeeded: int, turns: int) -> None:
+        if self.where == "play":
+            self._send()
+
+    def rollout_finished(self, rollout: Rollout) -> None:
+        """Too late."""
+
     def _send(self) -> None:
         for signum in self.sent:
             os.kill(os.getpid(), signum)
+
+
+class Glut(Callback):
+    """Fills the disk of the run's folder when the second epoch begins, but for some bytes."""
+
+    def __init__(self, leaves: int) -> None:
+        self.leaves = leaves
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.current_epoch == 1:
+            folder = Path(trainer.default_root_dir)
+            (folder / "glut").write_bytes(bytes(shutil.disk_usage(folder).free - self.leaves))
+
+
+class Wall(Callback):
+    """Puts a file where the folder of checkpoints was when the second epoch begins: nothing can be written there."""
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        folder = Path(trainer.default_root_dir) / "checkpoints"
+        if trainer.current_epoch == 1:
+            folder.rename(folder.with_name("aside"))
+            folder.touch()

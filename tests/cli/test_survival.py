@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -64,7 +65,7 @@ def played(folder: Path) -> list[int]:
     ("sent", "where", "code", "done"),
     [
         (signal.SIGTERM, "update", 143, 2),  # the fifth step is the second of the second epoch
-        (signal.SIGINT, "update", 130, 2),
+        pytest.param(signal.SIGINT, "update", 130, 2, marks=pytest.mark.slow),
         (signal.SIGTERM, "validation", 143, 3),
     ],
 )
@@ -96,6 +97,7 @@ def test_a_run_told_to_stop_inside_an_epoch_goes_on_there_to_the_bit(
     assert [file.name for file in checkpoints.iterdir()] == ["last.ckpt"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [4, 6])  # inside an epoch, and after its last mini-batch, before its validation
 def test_a_checkpoint_of_any_step_goes_on_to_the_bit(
     step: int, small_run: SmallRun, runs: Path, outcome: Read, whole: Outcome
@@ -135,6 +137,7 @@ def test_cloning_goes_on_inside_an_epoch_to_the_bit(tmp_path: Path, capsys: pyte
         assert_equal(halves[part], whole[part], part)
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_at_once(small_run: SmallRun, runs: Path) -> None:
     words = small_run("fit", "survival/twice", *LENGTH, *deadly(signal.SIGINT, signal.SIGINT))
     ended = subprocess.run(
@@ -160,3 +163,57 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("needs the right to mount a small disk")
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("leaves", "sentence"),
+    [
+        (100_000, "cannot be written: No space left on device; the one before is whole"),  # a checkpoint has 200 kB
+        (0, "the run's folder can hold no more, No space left on device: make room"),  # nor can the log be written
+    ],
+)
+def test_a_full_disk_is_one_sentence_and_the_last_checkpoint_goes_on_when_there_is_room(
+    leaves: int,
+    sentence: str,
+    small_disk: Path,
+    small_run: SmallRun,
+    refusal: Callable[[list[str]], str],
+    outcome: Read,
+    whole: Outcome,
+) -> None:
+    fills = ("--trainer.callbacks+", json.dumps({"class_path": "deadly.Glut", "init_args": {"leaves": leaves}}))
+    assert sentence in refusal(small_run("fit", str(small_disk), *LENGTH, *fills))
+    assert sorted(file.name for file in (small_disk / "checkpoints").iterdir()) == ["last.ckpt"]
+    (small_disk / "glut").unlink()
+    main(small_run("fit", str(small_disk), *LENGTH, "--ckpt_path", "last"))
+    for part in ("state_dict", "optimizer_states", "global_step"):
+        assert_equal(outcome(str(small_disk)).checkpoint[part], whole.checkpoint[part], part)
+
+
+def test_a_folder_that_can_no_longer_be_written_is_one_sentence(
+    small_run: SmallRun, runs: Path, refusal: Callable[[list[str]], str], outcome: Read, whole: Outcome
+) -> None:
+    folder = "survival/wall"
+    walls = ("--trainer.callbacks+", json.dumps({"class_path": "deadly.Wall"}))
+    said = refusal(small_run("fit", folder, *LENGTH, *TRANSCRIPTS, *walls))
+    assert "last.ckpt' cannot be written: " in said
+    assert said.endswith(": mend that, then continue with --ckpt_path last")
+    (runs / folder / "checkpoints").unlink()
+    (runs / folder / "aside").rename(runs / folder / "checkpoints")
+    (runs / folder / "checkpoints" / "last.ckpt.part").touch()  # what a kill in writing leaves
+    main(small_run("fit", folder, *LENGTH, "--ckpt_path", "last"))
+    check_same(outcome(folder), whole)
+    assert [file.name for file in (runs / folder / "checkpoints").iterdir()] == ["last.ckpt"]
+
+
+@pytest.mark.parametrize("workers", ["null", "{processes: 2}"])
+def test_play_that_is_cut_short_leaves_nothing_running(
+    workers: str, small_run: SmallRun, runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = f"survival/play_{workers[:4]}"
+    with pytest.raises(SystemExit) as stop:
+        main(small_run("fit", folder, *LENGTH, *deadly(signal.SIGINT, where="play"), "--data.task.workers", workers))
+    assert stop.value.code == 130
+    assert "arl: stopped by SIGINT; there is nothing to continue from\n" in capsys.readouterr().err
+    assert not [child for child in multiprocessing.active_children() if child.name == "arl-env-worker"]
+    assert not list((runs / folder).rglob("*.ckpt"))
