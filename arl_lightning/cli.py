@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import json
 import logging
 import os
 import pickle
 import re
+import signal
 import sys
 import tempfile
 import warnings
@@ -25,6 +27,8 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from arl_lightning.callbacks.safe_stop import SafeStop
+from arl_lightning.checkpoint_io import remove_parts
 from arl_lightning.study.demo import demo
 from arl_lightning.trainer import ArlTrainer
 from arl_lightning.types import ArlError
@@ -199,6 +203,7 @@ class ArlCLI(LightningCLI):
                 f"{str(root)!r} already holds a run: continue it with --ckpt_path last, or choose another "
                 "--trainer.default_root_dir"
             )
+        remove_parts(root / "checkpoints")
 
     def after_validate(self) -> None:
         """Leaves the numbers where a program can read them."""
@@ -220,6 +225,8 @@ _NOISE = (
     ".*does not have many workers.*",  # play needs the weights of this process
     ".*exists and is not empty.*",  # a resumed run
     r".*module\(s\) in eval mode.*",  # the reference is meant to be
+    ".*your dataloader is not resumable.*",  # the data module is
+    ".*The checkpoint will contain the model state AFTER optimization.*",  # as it should
     ".*LeafSpec.*is deprecated.*",
 )
 
@@ -242,29 +249,44 @@ def main(args: Sequence[str] | None = None) -> None:
     if words[:1] == ["doctor"]:  # a switch, while options of jsonargparse take a value
         follows = [*words[1:], "--"]
         words = [f"{w}=true" if w == "--json" and n[:2] == "--" else w for w, n in zip(words, follows, strict=True)]
-    try:
-        if words[:1] == ["demo"]:
-            auto_cli(demo, args=words[1:], parser_class=ArlParser)
-            return
-        ArlCLI(
-            LightningModule,
-            LightningDataModule,
-            subclass_mode_model=True,
-            subclass_mode_data=True,
-            trainer_class=ArlTrainer,
-            parser_class=ArlParser,
-            seed_everything_default=0,
-            save_config_callback=SaveFitConfig,
-            save_config_kwargs={"overwrite": True},
-            auto_configure_optimizers=False,
-            load_from_checkpoint_support=False,
-            args=words,
-        )
-    except SIGTERMException:
-        print("arl: stopped by SIGTERM; continue with --ckpt_path last", file=sys.stderr)
-        sys.exit(143)
-    except (ArlError, MisconfigurationException, OSError) as error:
-        if os.environ.get("ARL_TRACEBACK"):
-            raise
-        print(f"arl: {error}", file=sys.stderr)
-        sys.exit(1)
+    with SafeStop() as stop:
+        try:
+            _run(words, stop)
+        except SIGTERMException:
+            name = (stop.received or signal.SIGTERM).name
+            remedy = "continue with --ckpt_path last" if stop.left_a_checkpoint else "there is nothing to continue from"
+            print(f"arl: stopped by {name}; {remedy}", file=sys.stderr)
+            sys.exit(128 + (stop.received or signal.SIGTERM))
+        except (ArlError, MisconfigurationException, OSError) as error:
+            if os.environ.get("ARL_TRACEBACK"):
+                raise
+            print(f"arl: {_told(error)}", file=sys.stderr)
+            sys.exit(1)
+
+
+def _run(words: list[str], stop: SafeStop) -> None:
+    if words[:1] == ["demo"]:
+        auto_cli(demo, args=words[1:], parser_class=ArlParser)
+        return
+    ArlCLI(
+        LightningModule,
+        LightningDataModule,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        trainer_class=ArlTrainer,
+        trainer_defaults={"callbacks": stop},
+        parser_class=ArlParser,
+        seed_everything_default=0,
+        save_config_callback=SaveFitConfig,
+        save_config_kwargs={"overwrite": True},
+        auto_configure_optimizers=False,
+        load_from_checkpoint_support=False,
+        args=words,
+    )
+
+
+def _told(error: Exception) -> str:
+    """The fault in one sentence; of a disk that is full, also what to do."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
+        return f"the run's folder can hold no more, {error.strerror}: make room, then continue with --ckpt_path last"
+    return str(error)

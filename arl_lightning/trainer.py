@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from rich.console import Console
 
+from arl_lightning.checkpoint_io import AtomicCheckpointIO
 from arl_lightning.modules.policy_module import PolicyModule
 from arl_lightning.study.doctor import Checkup, announce_plan, examine, prepare
 from arl_lightning.study.findings import Report
@@ -23,7 +25,12 @@ class ArlTrainer(Trainer):
     """Lightning's Trainer that can also write what was trained, and look for faults before anything is."""
 
     def fit(self, model: LightningModule, *args: Any, **kwargs: Any) -> None:
-        """Lightning's `fit`, with the memory plan in one line before it and the doctor's brief checks at its start."""
+        """Lightning's `fit`, with the memory plan in one line before it and the doctor's brief checks at its start.
+
+        Checkpoints are written atomically, unless a plug-in says how they are.
+        """
+        if type(self.strategy.checkpoint_io) is TorchCheckpointIO:
+            self.strategy.checkpoint_io = AtomicCheckpointIO()
         announce_plan(self, model, kwargs.get("datamodule"))
         callbacks: list[Any] = self.callbacks  # type: ignore[attr-defined]
         if not any(isinstance(callback, Checkup) for callback in callbacks):

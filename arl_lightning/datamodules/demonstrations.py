@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from contextlib import closing
 from typing import Any, cast
 
 from lightning.pytorch import LightningDataModule
@@ -54,6 +55,7 @@ class DemonstrationDataModule(LightningDataModule):
         self.env_options = env_options or {}
         self.seed = seed
         self._rows: list[Row] = []
+        self._resumed: dict[str, int] = {}
 
     def train_dataloader(self) -> DataLoader[TokenBatch]:
         """This epoch's mini-batches, drawn by (seed, epoch) from demonstrations that the seed alone decides."""
@@ -72,11 +74,27 @@ class DemonstrationDataModule(LightningDataModule):
             )
             for step in range(self.steps_per_epoch)
         ]
+        if self._resumed.get("epoch") == trainer.current_epoch:  # Lightning takes only the rest
+            done = self._resumed["done"]
+            batches = batches[done:] + batches[:done]
         return DataLoader(cast(Any, batches), batch_size=None, shuffle=False)
+
+    def state_dict(self) -> dict[str, int]:
+        """How many mini-batches of which epoch are done."""
+        trainer = cast(Any, self.trainer)
+        done = trainer.fit_loop.epoch_loop.batch_progress.current.processed * trainer.world_size
+        return {"epoch": trainer.current_epoch, "done": done}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Goes on inside the epoch that the checkpoint is of."""
+        self._resumed = state_dict
 
     def _record(self, tokenizer: ChatTokenizer) -> list[Row]:
         """Rows of the demonstrated episodes, no two of which begin in the same state."""
-        env = self.task.make_env(self.env_options)
+        with closing(self.task.make_env(self.env_options)) as env:
+            return self._record_in(env, tokenizer)
+
+    def _record_in(self, env: TextEnv, tokenizer: ChatTokenizer) -> list[Row]:
         expert = getattr(env, "unwrapped", env)  # a wrapper does not show what its environment offers
         if not isinstance(expert, ExpertEnv):
             raise ArlError(f"{self.task.env_id} has no expert_actions(): it cannot demonstrate")
@@ -98,7 +116,6 @@ class DemonstrationDataModule(LightningDataModule):
                 episode = self._demonstrate(seat, env, expert, tokenizer, dialogue, rng)
                 rows += dialogue.rows(episode, first_turn=turns)
                 turns += len(episode.turns)
-        env.close()
         return rows
 
     def _demonstrate(

@@ -79,6 +79,7 @@ class RolloutDataModule(LightningDataModule):
         self.env_options = env_options or {}
         self.validation = validation or HeldOut()
         self.test = test or HeldOut()
+        self._training = RolloutLoader(self.play_epoch, minibatches, lambda: self._scene().epoch)
         self._loaders: dict[str, HeldOutLoader] = {}
         self._player: Player | None = None
         self.max_error_share = max_error_share
@@ -92,8 +93,20 @@ class RolloutDataModule(LightningDataModule):
     # training
 
     def train_dataloader(self) -> RolloutLoader:
-        """Each pass over it plays anew."""
-        return RolloutLoader(self.play_epoch, self.minibatches)
+        """Each pass over it plays anew, but for the first one after a resume inside an epoch."""
+        return self._training
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is left of the epoch under way; no batch at an epoch's end, since the next is played anew."""
+        return self._training.rest()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on inside the epoch that the checkpoint is of."""
+        self._training.put_back(state_dict)
+
+    def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002
+        """Leaves no environment open, nor a process of one, when play was cut short."""
+        self.teardown("fit")
 
     def play_epoch(self) -> list[TrajectoryBatch]:
         """`minibatches` mini-batches, played by the weights of this moment."""

@@ -59,7 +59,7 @@ class AgentModule(PolicyModule):
             Changes memory and speed, never what is drawn.
         ratio_tolerance: largest |log ratio| allowed on the first mini-batch of an epoch, where it must be 0 to float
             tolerance; null for 0.001 where weights and Trainer are float32, and 0.05 where either is less.
-        max_skipped_steps: consecutive steps with a non-finite gradient before the run stops.
+        max_skipped_steps: consecutive steps with a non-finite loss or gradient before the run stops.
     """
 
     def __init__(
@@ -176,6 +176,17 @@ class AgentModule(PolicyModule):
         super().on_train_epoch_end()
         self.log("memory/peak_gb", memory.peak_bytes(self.device) / 1e9)
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keeps which weights played the epoch under way, if a data module has put its rows into the checkpoint."""
+        super().on_save_checkpoint(checkpoint)
+        kept = type(self.trainer.datamodule).__qualname__ in checkpoint  # type: ignore[attr-defined]
+        checkpoint["epoch_version"] = self._epoch_version if kept else None
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Goes on with the rows that those weights played."""
+        super().on_load_checkpoint(checkpoint)
+        self._epoch_version = checkpoint.get("epoch_version")
+
     def training_step(self, batch: TrajectoryBatch, batch_idx: int) -> Mapping[str, Any] | None:
         """One optimiser step on one mini-batch; gives callbacks the records of its passes.
 
@@ -211,7 +222,7 @@ class AgentModule(PolicyModule):
             records.append(record)
         self._log_measures(measure_step(records, kept))
         self.log("train/loss", loss, batch_size=1, on_step=False, on_epoch=True)
-        self.apply_gradient("train")
+        self.apply_gradient("train", loss)
         self.log(
             "time/update_s", time.perf_counter() - started, batch_size=1, on_step=False, on_epoch=True, reduce_fx="sum"
         )

@@ -21,7 +21,7 @@ class BehaviorCloningModule(PolicyModule):
         gradient_clip: largest norm of the gradient.
         tokens_per_pass: rows × longest row that one forward pass may hold, but for a segment that is larger by itself;
             changes memory, never the gradient.
-        max_skipped_steps: consecutive steps with a non-finite gradient before the run stops.
+        max_skipped_steps: consecutive steps with a non-finite loss or gradient before the run stops.
     """
 
     def __init__(
@@ -43,11 +43,13 @@ class BehaviorCloningModule(PolicyModule):
         """One optimiser step on the mean negative log-likelihood of the batch's response tokens."""
         self.optimizer.zero_grad()
         tokens = int(batch.action_mask_NT.sum())
+        loss = 0.0
         for rows in self.passes(batch):
             loss_sum, count = self._negative_loglikelihood(batch.take(rows))
             self.manual_backward(loss_sum / tokens)
+            loss += float(loss_sum.detach()) / tokens
             self.log("train/loss", loss_sum.detach() / count, batch_size=count, on_step=False, on_epoch=True)
-        self.apply_gradient("train")
+        self.apply_gradient("train", loss)
 
     def _negative_loglikelihood(self, batch: TokenBatch) -> tuple[Tensor, int]:
         with self.precision():

@@ -9,8 +9,8 @@ def check_version(played: int, epoch_version: int | None) -> None:
     """Raises ArlError unless rows of version `played` of the weights belong to the epoch under way."""
     if epoch_version is None:
         raise ArlError(
-            "this checkpoint was written in the middle of an epoch, whose rollout is gone: resume from one of an "
-            "epoch's end, such as the `checkpoint` callback of base.yaml writes"
+            "this checkpoint was written in the middle of an epoch without its rollout, which RolloutDataModule would "
+            "have kept: resume from one of an epoch's end, such as the `checkpoint` callback of base.yaml writes"
         )
     if played != epoch_version:
         raise ArlError(

@@ -22,6 +22,7 @@ from arl_lightning.modules.adapters import is_adapted, refuse_mixture
 from arl_lightning.modules.merging import Drift, measure_drift, merged
 from arl_lightning.modules.model_card import write_card
 from arl_lightning.modules.policy import ModelSource, Policy
+from arl_lightning.modules.resume_point import EpochMetric, keep_metrics, put_back_metrics, settle
 from arl_lightning.protocols import ChatTokenizer
 from arl_lightning.types import ArlError, TokenBatch
 
@@ -36,7 +37,7 @@ class PolicyModule(LightningModule):
         gradient_clip: largest norm of the gradient, clipped over all parameters.
         tokens_per_pass: rows × longest row that one forward pass may hold, but for a segment that is larger by itself;
             changes memory, never the gradient.
-        max_skipped_steps: consecutive steps with a non-finite gradient before the run stops.
+        max_skipped_steps: consecutive steps with a non-finite loss or gradient before the run stops.
     """
 
     strict_loading = False  # a checkpoint holds the trained weights only; `on_load_checkpoint` checks that they are all
@@ -63,6 +64,7 @@ class PolicyModule(LightningModule):
         self._asked_groups: list[dict[str, Any]] = []
         self._asked_schedule: dict[str, Any] = {}
         self._weights_moved = False
+        self._metrics_before: list[EpochMetric] = []
 
     @property
     def acting(self) -> Policy:
@@ -127,8 +129,11 @@ class PolicyModule(LightningModule):
     def on_train_start(self) -> None:
         """Optimiser and scheduler obey the command line, also where a checkpoint has just brought other arguments.
 
-        How far a schedule has come is kept: its epoch, and the present rate as a factor of the first one.
+        How far a schedule has come is kept: its epoch, and the present rate as a factor of the first one. Models are
+        loaded in evaluation mode and Lightning leaves them so.
         """
+        self.acting.train()
+        put_back_metrics(self.trainer, self._metrics_before)
         for group, asked in zip(self.optimizer.param_groups, self._asked_groups, strict=True):
             started_at = group.get("initial_lr", group["lr"])
             group["lr"] *= asked["lr"] / started_at if asked["lr"] != started_at else 1
@@ -148,16 +153,19 @@ class PolicyModule(LightningModule):
         segments = [frozenset(row[row >= 0].tolist()) for row in batch.segment_ids_NT.cpu()]
         return pack_units(adjacent_units(segments), batch.lengths_N.tolist(), self.tokens_per_pass)
 
-    def apply_gradient(self, stage: str) -> float | None:
+    def apply_gradient(self, stage: str, loss: float) -> float | None:
         """Clips, steps, and gives back the gradient's norm before clipping; None when the step was skipped.
 
+        A step whose loss or gradient is not finite is skipped: weights and optimiser stay as they are, and the schedule
+        counts epochs anyway. That the run stops comes before any action at an epoch's end, such as a roll-back, which
+        gets its turn where `max_skipped_steps` is more than the steps of an epoch.
+
         Raises:
-            ArlError: after `max_skipped_steps` non-finite gradients in a row, or when the first step left every weight
-                unchanged.
+            ArlError: after `max_skipped_steps` such steps in a row, or when the first step left every weight unchanged.
         """
         parameters = self.trainable_parameters().values()
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.gradient_clip))
-        finite = math.isfinite(norm)
+        finite = math.isfinite(norm) and math.isfinite(self._over_ranks(loss))
         self.log(
             f"{stage}/skipped_steps", float(not finite), batch_size=1, on_step=False, on_epoch=True, reduce_fx="sum"
         )
@@ -165,8 +173,8 @@ class PolicyModule(LightningModule):
             self.skipped_steps += 1
             if self.skipped_steps >= self.max_skipped_steps:
                 raise ArlError(
-                    f"{self.skipped_steps} optimiser steps in a row had a non-finite gradient: lower the learning rate "
-                    "or resume from the last checkpoint; nothing was overwritten"
+                    f"{self.skipped_steps} optimiser steps in a row had a non-finite gradient or loss: lower the "
+                    "learning rate and resume from the last checkpoint, which is of before"
                 )
             return None
         self.skipped_steps = 0
@@ -181,14 +189,33 @@ class PolicyModule(LightningModule):
         self.log(f"{stage}/grad_norm", norm, batch_size=1, on_step=False, on_epoch=True)
         return norm
 
+    def _over_ranks(self, value: float) -> float:
+        """The sum over all ranks, which must skip together."""
+        if self.trainer.world_size == 1:
+            return value
+        return float(self.trainer.strategy.reduce(torch.tensor(value, device=self.device), reduce_op="sum"))
+
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Trained weights only: the frozen rest comes from where it was loaded."""
         trained = self.trainable_parameters()
         return {name: value for name, value in super().state_dict(*args, **kwargs).items() if name in trained}
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keeps what Lightning would forget: the steps skipped in a row, and what the epoch under way has logged."""
+        checkpoint["skipped_steps"] = self.skipped_steps
+        checkpoint["epoch_metrics"] = keep_metrics(self.trainer)
+
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuses the checkpoint of another model, which non-strict loading would take silently."""
         check_same_weights(checkpoint["state_dict"], self.trainable_parameters())
+        self.skipped_steps = checkpoint.get("skipped_steps", 0)
+        self._metrics_before = checkpoint.get("epoch_metrics", [])
+        if "loops" in checkpoint and self._trainer is not None:
+            settle(checkpoint, validates=self._validates(checkpoint["epoch"]))
+
+    def _validates(self, epoch: int) -> bool:
+        every = self.trainer.check_val_every_n_epoch
+        return self.trainer.enable_validation and every is not None and (epoch + 1) % every == 0
 
     def recipe(self) -> dict[str, str]:
         """What a model card says about the training, by part."""

@@ -194,6 +194,40 @@ def test_the_export_is_what_was_trained(tmp_path: Path) -> None:
         assert torch.equal(weights(again)[name], weight)
 
 
+class Gloomy(BehaviorCloningModule):
+    """A loss that is not a number, while its gradient is one."""
+
+    def _negative_loglikelihood(self, batch: TokenBatch) -> tuple[Tensor, int]:
+        loss, count = super()._negative_loglikelihood(batch)
+        return loss + torch.nan, count
+
+
+def test_a_loss_that_is_not_finite_moves_neither_weights_nor_optimiser() -> None:
+    module = Gloomy(source(), partial(torch.optim.AdamW, lr=0.1), max_skipped_steps=3)
+    running = fit(module, [demonstrations()] * 2)
+    assert (module.skipped_steps, running.global_step) == (2, 0)
+    assert running.callback_metrics["train/skipped_steps"] == 2
+    assert not running.optimizers[0].state
+    for name, weight in weights(module).items():
+        assert torch.equal(weight, start()[name])
+
+
+def test_the_count_of_skipped_steps_survives_a_resume(tmp_path: Path) -> None:
+    fit(Gloomy(source(), SGD), [demonstrations()] * 2).save_checkpoint(tmp_path / "two.ckpt")
+    running = trainer(max_epochs=2)
+    with pytest.raises(ArlError, match="3 optimiser steps in a row had a non-finite gradient or loss"):
+        running.fit(Gloomy(source(), SGD), loader([demonstrations()] * 2), ckpt_path=str(tmp_path / "two.ckpt"))
+    assert running.fit_loop.epoch_loop.batch_progress.current.ready == 1  # two before, the third at once
+    assert running.current_epoch == 1
+
+
+def test_a_roll_back_ends_the_count() -> None:
+    module = Gloomy(source(), SGD)
+    fit(module, [demonstrations()] * 2)
+    module.on_load_checkpoint({"state_dict": module.state_dict(), "skipped_steps": 0})  # as RollBack does
+    assert module.skipped_steps == 0
+
+
 def test_float16_with_loss_scaling_is_refused() -> None:
     module = cloning()
     plugin = SimpleNamespace(scaler=object())
