@@ -26,6 +26,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from arl_lightning.study.demo import demo
+from arl_lightning.study.view import view
 from arl_lightning.trainer import ArlTrainer
 from arl_lightning.types import ArlError
 
@@ -40,23 +41,27 @@ class NamedCallbacks:
     Args:
         progress: display of the run.
         checkpoint: when checkpoints are written.
+        events: what happened to the run, to read afterwards.
         filtering: gate that decides which groups stay.
         difficulty: further gate, by success rate; all gates must admit a group.
         usable: further gate, against groups of cut or void episodes.
         kl_monitor: measures of drift.
         collapse_warning: warning of a coming collapse.
         transcripts: episodes to read.
+        frames: episodes to look at.
         export: the trained model in Hugging Face format.
     """
 
     progress: Callback | None = None
     checkpoint: Callback | None = None
+    events: Callback | None = None
     filtering: Callback | None = None
     difficulty: Callback | None = None
     usable: Callback | None = None
     kl_monitor: Callback | None = None
     collapse_warning: Callback | None = None
     transcripts: Callback | None = None
+    frames: Callback | None = None
     export: Callback | None = None
 
     def chosen(self) -> list[Callback]:
@@ -243,8 +248,8 @@ def main(args: Sequence[str] | None = None) -> None:
         follows = [*words[1:], "--"]
         words = [f"{w}=true" if w == "--json" and n[:2] == "--" else w for w, n in zip(words, follows, strict=True)]
     try:
-        if words[:1] == ["demo"]:
-            auto_cli(demo, args=words[1:], parser_class=ArlParser)
+        if words[:1] in (["demo"], ["view"]):
+            auto_cli({"demo": demo, "view": view}[words[0]], args=words[1:], parser_class=ArlParser)
             return
         ArlCLI(
             LightningModule,

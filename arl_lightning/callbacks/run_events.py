@@ -1,0 +1,80 @@
+"""Leaves in `events.jsonl` when a run began, went on, ran out of groups, ended, and by what it was stopped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from arl_lightning.callbacks.run_log import EVENTS, forget, record_event
+from arl_lightning.types import Rollout
+
+_OF_PROCESS = ("begin", "resume", "end", "error")
+"""Kinds that are true of a process, whatever epochs are played again after it."""
+
+
+class RunEvents(Callback):
+    """Writes what happens to a run as a whole; other callbacks add their own by `run_log.record_event`.
+
+    Kinds: `begin`, `resume`, `filter` (the first of epochs in a row in which the gates admitted too few groups), `end`
+    and `error`.
+    """
+
+    def __init__(self) -> None:
+        self.exhausted = False
+        self._trainer: Trainer | None = None
+        self._wanted = 0
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Notes of which run it is; only a fit has events."""
+        self._trainer = trainer if stage == "fit" else None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Takes out the events of epochs that are now played again, and says where the run stands."""
+        epoch = trainer.current_epoch
+        forget(trainer, EVENTS, lambda line: line["epoch"] >= epoch and line["kind"] not in _OF_PROCESS)
+        if epoch == 0:
+            record_event(trainer, "begin", f"the run begins, for {trainer.max_epochs} epochs")
+        else:
+            record_event(trainer, "resume", f"the run goes on from the end of epoch {epoch - 1}")
+
+    def rollout_started(self, stage: str, epoch: int, episodes: int) -> None:
+        """Notes how many episodes there should be to learn from."""
+        self._wanted = episodes
+
+    def rollout_advanced(self, finished: int, succeeded: int, turns: int) -> None:
+        """Nothing to say yet."""
+
+    def rollout_finished(self, rollout: Rollout) -> None:
+        """Says when the gates begin to admit too few groups, and when they admit enough again."""
+        if self._trainer is None or "filter/filled" not in rollout.measures:
+            return
+        attempts, admitted, filled = (
+            round(rollout.measures[f"filter/{name}"].total) for name in ("attempts", "admitted", "filled")
+        )
+        before, self.exhausted = self.exhausted, bool(filled) or len(rollout.episodes) < self._wanted
+        if self.exhausted and not before:
+            record_event(
+                self._trainer,
+                "filter",
+                f"the gates admitted only {admitted} groups in {attempts} attempts: {len(rollout.groups)} are learned "
+                f"from, {filled} of them dropped ones",
+            )
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Says that the run is over."""
+        record_event(trainer, "end", f"the run ended after {trainer.current_epoch} epochs")
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Says what stopped the run."""
+        if self._trainer is not None:
+            reason = str(exception).strip().split("\n")[0]
+            record_event(trainer, "error", f"stopped by {type(exception).__name__}{f': {reason}' if reason else ''}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Whether the gates had run out of groups."""
+        return {"exhausted": self.exhausted}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on where the saved run was."""
+        self.exhausted = state_dict["exhausted"]
