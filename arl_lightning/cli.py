@@ -1,4 +1,4 @@
-"""The command `arl`: LightningCLI's verbs, `export`, `doctor`, and errors as one sentence."""
+"""The command `arl`: LightningCLI's verbs, `export`, `doctor`, `demo`, `view`, and errors as one sentence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import re
 import sys
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -69,6 +69,8 @@ class NamedCallbacks:
         return [callback for callback in vars(self).values() if callback is not None]
 
 
+_ALONE: dict[str, Callable[..., None]] = {"demo": demo, "view": view}
+"""Verbs that need neither model nor data."""
 _DEFAULT_ROOT = "runs/latest"
 _REASON = re.compile(
     r"Parser key \"(?P<key>.*?)\":.*Errors:\s+- (?P<reason>.*?)\s+- Expected a <class 'NoneType'>", re.DOTALL
@@ -248,8 +250,8 @@ def main(args: Sequence[str] | None = None) -> None:
         follows = [*words[1:], "--"]
         words = [f"{w}=true" if w == "--json" and n[:2] == "--" else w for w, n in zip(words, follows, strict=True)]
     try:
-        if words[:1] in (["demo"], ["view"]):
-            auto_cli({"demo": demo, "view": view}[words[0]], args=words[1:], parser_class=ArlParser)
+        if words and words[0] in _ALONE:
+            auto_cli(_ALONE[words[0]], args=words[1:], parser_class=ArlParser)
             return
         ArlCLI(
             LightningModule,

@@ -10,7 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from arl_lightning.callbacks.collapse_action import CollapseAction
 from arl_lightning.callbacks.epoch_metrics import EpochMetrics
-from arl_lightning.callbacks.run_log import record_event
+from arl_lightning.callbacks.run_events import record_event
 from arl_lightning.functional.detection import USUAL_CHANGES, Bound, Change, Sign, read_signs
 from arl_lightning.functional.health import Course, Level, grade
 from arl_lightning.types import ArlError

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from arl_lightning.callbacks.epoch_metrics import EpochMetrics
 from arl_lightning.callbacks.kl_control import KLControl, kl_coefficient
-from arl_lightning.callbacks.run_log import record_event
+from arl_lightning.callbacks.run_events import record_event
 from arl_lightning.types import ArlError, TrajectoryBatch
 
 

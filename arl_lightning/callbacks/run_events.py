@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
 
-from arl_lightning.callbacks.run_log import EVENTS, forget, record_event
+from arl_lightning.callbacks.run_log import EVENTS, append_lines, forget
 from arl_lightning.types import Rollout
 
 _OF_PROCESS = ("begin", "resume", "end", "error")
 """Kinds that are true of a process, whatever epochs are played again after it."""
 
 
+def record_event(trainer: Trainer, kind: str, text: str) -> None:
+    """Has the run's `RunEvents` write one sentence about the present epoch; without that callback, nothing.
+
+    Args:
+        trainer: the run.
+        kind: one word that tells events apart, for example `watch`, `danger` or `action`.
+        text: the sentence.
+    """
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    for callback in callbacks:
+        if isinstance(callback, RunEvents):
+            callback.record(trainer, kind, text)
+
+
 class RunEvents(Callback):
-    """Writes what happens to a run as a whole; other callbacks add their own by `run_log.record_event`.
+    """Writes what happens to a run as a whole, and what other callbacks tell it by `record_event`.
 
     Kinds: `begin`, `resume`, `filter` (the first of epochs in a row in which the gates admitted too few groups), `end`
     and `error`.
@@ -34,9 +50,9 @@ class RunEvents(Callback):
         epoch = trainer.current_epoch
         forget(trainer, EVENTS, lambda line: line["epoch"] >= epoch and line["kind"] not in _OF_PROCESS)
         if epoch == 0:
-            record_event(trainer, "begin", f"the run begins, for {trainer.max_epochs} epochs")
+            self.record(trainer, "begin", f"the run begins, for {trainer.max_epochs} epochs")
         else:
-            record_event(trainer, "resume", f"the run goes on from the end of epoch {epoch - 1}")
+            self.record(trainer, "resume", f"the run goes on from the end of epoch {epoch - 1}")
 
     def rollout_started(self, stage: str, epoch: int, episodes: int) -> None:
         """Notes how many episodes there should be to learn from."""
@@ -54,7 +70,7 @@ class RunEvents(Callback):
         )
         before, self.exhausted = self.exhausted, bool(filled) or len(rollout.episodes) < self._wanted
         if self.exhausted and not before:
-            record_event(
+            self.record(
                 self._trainer,
                 "filter",
                 f"the gates admitted only {admitted} groups in {attempts} attempts: {len(rollout.groups)} are learned "
@@ -63,13 +79,20 @@ class RunEvents(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Says that the run is over."""
-        record_event(trainer, "end", f"the run ended after {trainer.current_epoch} epochs")
+        self.record(trainer, "end", f"the run ended after {trainer.current_epoch} epochs")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Says what stopped the run."""
         if self._trainer is not None:
             reason = str(exception).strip().split("\n")[0]
-            record_event(trainer, "error", f"stopped by {type(exception).__name__}{f': {reason}' if reason else ''}")
+            self.record(trainer, "error", f"stopped by {type(exception).__name__}{f': {reason}' if reason else ''}")
+
+    def record(self, trainer: Trainer, kind: str, text: str) -> None:
+        """Leaves one sentence about the present epoch in `events.jsonl` and among TensorBoard's texts."""
+        place = {"epoch": trainer.current_epoch, "step": trainer.global_step, "time": round(time.time(), 3)}
+        append_lines(trainer, EVENTS, [{**place, "kind": kind, "text": text}])
+        if trainer.is_global_zero and isinstance(trainer.logger, TensorBoardLogger):
+            trainer.logger.experiment.add_text(f"events/{kind}", text, trainer.global_step)
 
     def state_dict(self) -> dict[str, Any]:
         """Whether the gates had run out of groups."""

@@ -1,10 +1,9 @@
-"""Records of a run as JSON lines in its folder: written by one process, cut back when a resumed run writes them anew."""
+"""Records of a run as JSON lines in its folder, by one process; a resumed run first takes out what it writes anew."""
 
 from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,9 @@ _ESCAPE = "backslashreplace"  # half a surrogate pair, which UTF-8 has no bytes 
 
 
 def run_folder(trainer: Trainer) -> Path:
-    """Where the run's log lies."""
-    return Path(trainer.log_dir or trainer.default_root_dir)
+    """Where the run's log lies; unlike `trainer.log_dir`, one process may ask without the others."""
+    logger = trainer.logger
+    return Path(logger.log_dir if isinstance(logger, TensorBoardLogger) else trainer.default_root_dir)
 
 
 def append_lines(trainer: Trainer, name: str, lines: Sequence[Line]) -> None:
@@ -55,20 +55,6 @@ def forget(trainer: Trainer, name: str, replayed: Callable[[Line], bool]) -> Non
         fresh = file.with_suffix(".part")
         fresh.write_text(_text(kept), encoding="utf-8", errors=_ESCAPE)
         os.replace(fresh, file)
-
-
-def record_event(trainer: Trainer, kind: str, text: str) -> None:
-    """Leaves one sentence about the present epoch in `events.jsonl` and among TensorBoard's texts.
-
-    Args:
-        trainer: the run.
-        kind: one word that tells events apart, for example `watch`, `danger` or `action`.
-        text: the sentence.
-    """
-    place = {"epoch": trainer.current_epoch, "step": trainer.global_step, "time": round(time.time(), 3)}
-    append_lines(trainer, EVENTS, [{**place, "kind": kind, "text": text}])
-    if trainer.is_global_zero and isinstance(trainer.logger, TensorBoardLogger):
-        trainer.logger.experiment.add_text(f"events/{kind}", text, trainer.global_step)
 
 
 def _text(lines: Sequence[Line]) -> str:

@@ -103,14 +103,14 @@ function makeTurn(turn, k) {
   const response = make("div", "response");
   if (turn.tokens) turn.tokens.forEach((_, t) => response.append(makeToken(turn, t)));
   else response.textContent = turn.response;
-  right.append(make("h4", "", "turn " + k + (turn.update ? " · mini-batch " + turn.update.minibatch : "")), response);
+  const title = make("h4", "", "turn " + k + (turn.update ? " · mini-batch " + turn.update.minibatch : ""));
   const outcome = make("p", "outcome");
   if (!turn.valid) outcome.append(make("span", "bad", "invalid "));
   outcome.append("action ", make("b", "", turn.action), " · reward ", make("b", "", number(turn.reward)));
   if (turn.penalty) outcome.append(" · penalty ", make("b", "", number(turn.penalty)));
   if (turn.update) outcome.append(" · advantage ", make("b", "", number(turn.update.advantage)));
-  right.append(outcome);
-  card.append(board, right);
+  right.append(response, outcome);
+  card.append(title, board, right);
   return card;
 }
 

@@ -27,6 +27,7 @@ _SECTIONS = {
     "Watch": ("collapse", "filter"),
     "Cost": ("time", "throughput", "memory"),
 }  # fmt: skip
+_KNOWN = {subject for subjects in _SECTIONS.values() for subject in subjects}
 _MAX_SCALE = 12.0
 _MAX_CURVES = 6
 
@@ -37,7 +38,7 @@ class Plot:
 
     Attributes:
         title: the subject, or the metric when it is alone.
-        names: metrics, the largest first.
+        names: metrics in the order of the alphabet.
         bands: names of the metrics that bound another one, by its name, lower one first.
     """
 
@@ -51,11 +52,7 @@ def arrange(curves: Mapping[str, Curve]) -> dict[str, list[Plot]]:
 
     Curves of one subject share a plot as long as none is 12 times as large as another, and at most 6 do.
     """
-    bands = {
-        name: (f"{name}_low", f"{name}_high")
-        for name in curves
-        if all(f"{name}{end}" in curves for end in _ENDS)
-    }
+    bands = {name: (f"{name}_low", f"{name}_high") for name in curves if all(f"{name}{end}" in curves for end in _ENDS)}
     ends = {end for pair in bands.values() for end in pair}
     subjects: dict[tuple[str, str], list[str]] = {}
     for name in curves:
@@ -70,11 +67,10 @@ def arrange(curves: Mapping[str, Curve]) -> dict[str, list[Plot]]:
 
 def _place(name: str) -> tuple[str, str]:
     parts = name.split("/")
-    if parts[0] not in _STAGES:
-        subject = parts[0]
-    else:  # `val/t06/success_rate` is a success rate; `train/ratio/rising_p05` is of the ratios
-        subject = parts[1] if parts[0] == "train" else parts[-1]
-        subject = _SUBJECTS.get(subject, subject)
+    subject = parts[0]
+    if subject in _STAGES:  # `val/t06/completions/mean_length` is of the completions, as in training
+        known = [_SUBJECTS.get(part, part) for part in parts[1:]]
+        subject = next((part for part in known if part in _KNOWN), known[0] if subject == "train" else known[-1])
     found = [section for section, subjects in _SECTIONS.items() if subject in subjects]
     return found[0] if found else "More", subject
 

@@ -8,14 +8,21 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from arl_lightning.callbacks.run_events import RunEvents
-from arl_lightning.callbacks.run_log import EVENTS, append_lines, forget, read_lines, record_event
+from arl_lightning.callbacks.run_events import RunEvents, record_event
+from arl_lightning.callbacks.run_log import EVENTS, append_lines, forget, read_lines
 from arl_lightning.testing import scripted_episode
 from arl_lightning.types import EpisodeGroup, Measure, Rollout
 
 
-def trainer_of(folder: Path, logger: object = False, epoch: int = 0) -> Trainer:
-    trainer = Trainer(accelerator="cpu", logger=logger, default_root_dir=folder, max_epochs=9, enable_progress_bar=False)  # type: ignore[arg-type]
+def trainer_of(folder: Path, logger: TensorBoardLogger | bool = False, epoch: int = 0) -> Trainer:
+    trainer = Trainer(
+        accelerator="cpu",
+        logger=logger,
+        default_root_dir=folder,
+        max_epochs=9,
+        enable_progress_bar=False,
+        callbacks=[RunEvents()],
+    )
     trainer.fit_loop.epoch_progress.current.completed = epoch
     return trainer
 
@@ -35,6 +42,13 @@ def test_an_event_is_one_line_and_a_text_in_tensorboard(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path)).Reload()
     (event,) = events.Tensors("events/danger/text_summary")
     assert event.tensor_proto.string_val[0].decode() == "drift √\nis high"
+
+
+def test_without_its_callback_no_event_is_written(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path)
+    trainer.callbacks = []  # type: ignore[attr-defined]
+    record_event(trainer, "danger", "nobody listens")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_text_that_no_file_can_hold_is_still_valid_json(tmp_path: Path) -> None:

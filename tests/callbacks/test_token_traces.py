@@ -71,9 +71,7 @@ def test_each_turn_that_is_learned_from_has_its_own_tokens_and_no_other_has_any(
     sequence: str, context: Context, choose: Any, learn_from_invalid: bool
 ) -> None:
     """Six times the same words, in whose rows only segments differ, and plays that break off and are left out."""
-    batches, rollout = played(
-        context, choose, sequence=sequence, minibatches=3, learn_from_invalid=learn_from_invalid
-    )
+    batches, rollout = played(context, choose, sequence=sequence, minibatches=3, learn_from_invalid=learn_from_invalid)
     chosen = {0, 2, 4}
     traces = TokenTraces(rollout, chosen, sequence)
     for number, batch in enumerate(batches):

@@ -136,6 +136,7 @@ def test_curves_of_one_subject_and_like_size_share_a_plot() -> None:
         "val/success_rate_high": 0.6,
         "val/t06/success_rate": 0.7,
         "train/completions/mean_length": 40.0,
+        "val/t06/completions/mean_length": 30.0,
         "train/completions/cut_ratio": 0.1,
         "train/completions/repeat_ratio": 0.0,
         "train/kl": 0.1,
@@ -149,7 +150,7 @@ def test_curves_of_one_subject_and_like_size_share_a_plot() -> None:
         "Outcome": [("success rate", ("train/success_rate", "val/success_rate", "val/t06/success_rate"))],
         "Answers": [
             # what is always 0 fits anywhere; 0.1 beside 40 would be a flat line
-            ("completions mean length", ("train/completions/mean_length",)),
+            ("completions", ("train/completions/mean_length", "val/t06/completions/mean_length")),
             ("completions", ("train/completions/cut_ratio", "train/completions/repeat_ratio")),
         ],
         "Update": [("kl", ("train/kl", "train/kl_monitor/sampler"))],
@@ -195,7 +196,7 @@ def test_a_plot_has_line_band_and_the_marks_of_events() -> None:
 
 
 def test_a_long_curve_keeps_its_spikes() -> None:
-    curve = {epoch: 0.0 for epoch in range(5000)} | {3333: 9.0, 4444: -9.0}
+    curve = dict.fromkeys(range(5000), 0.0) | {3333: 9.0, 4444: -9.0}
     kept = thin_curve(curve, 100)
     assert len(kept) <= 100
     assert (kept[3333], kept[4444]) == (9.0, -9.0)

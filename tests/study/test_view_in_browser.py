@@ -93,7 +93,9 @@ def test_pointing_at_a_plot_reads_all_of_them(file: Path, browse: Browse) -> Non
     page.open(file)
     value = "document.querySelector('.plot li b').textContent"
     assert page.ask(value) == "0.5"
-    x, y = page.ask("(r => [r.x + r.width * 122 / 420, r.y + 40])(document.querySelector('svg').getBoundingClientRect())")
+    x, y = page.ask(
+        "(r => [r.x + r.width * 122 / 420, r.y + 40])(document.querySelector('svg').getBoundingClientRect())"
+    )
     page.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
     assert page.ask(value) == "0.1"  # 122 is 50 + 360 · 1/5: epoch 1
     assert page.ask("document.querySelectorAll('.cursor.on').length") == 3
@@ -112,7 +114,9 @@ def test_text_of_the_run_does_nothing_but_show(file: Path, browse: Browse) -> No
     assert page.ask("document.querySelector('#events tbody').textContent").count("</script>") == 2
     # and what the page's escaping should ever miss, its policy stops
     page.ask("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.hacked = 1\">')")
-    page.ask("document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.hacked = 1'}))")
+    page.ask(
+        "document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.hacked = 1'}))"
+    )
     assert page.ask("window.hacked === undefined")
     assert any("Content Security Policy" in fault for fault in page.faults)
 
