@@ -58,7 +58,9 @@ class Frames(Callback):
     def rollout_finished(self, rollout: Rollout) -> None:
         """Draws the first episodes, one of each group."""
         trainer = self._trainer
-        if rollout.stage != "train" or rollout.epoch % self.every_n_epochs or trainer is None:
+        if trainer is None or not trainer.is_global_zero or rollout.stage != "train":
+            return
+        if rollout.epoch % self.every_n_epochs:
             return
         played = getattr(trainer, "datamodule", None)
         if played is None or not isinstance(trainer.logger, TensorBoardLogger) or not offers_pictures(played.task):

@@ -39,7 +39,6 @@ class RunEvents(Callback):
     def __init__(self) -> None:
         self.exhausted = False
         self._trainer: Trainer | None = None
-        self._wanted = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Notes of which run it is; only a fit has events."""
@@ -55,26 +54,26 @@ class RunEvents(Callback):
             self.record(trainer, "resume", f"the run goes on from the end of epoch {epoch - 1}")
 
     def rollout_started(self, stage: str, epoch: int, episodes: int) -> None:
-        """Notes how many episodes there should be to learn from."""
-        self._wanted = episodes
+        """Nothing to say yet."""
 
     def rollout_advanced(self, finished: int, succeeded: int, turns: int) -> None:
         """Nothing to say yet."""
 
     def rollout_finished(self, rollout: Rollout) -> None:
         """Says when the gates begin to admit too few groups, and when they admit enough again."""
-        if self._trainer is None or "filter/filled" not in rollout.measures:
+        wanted = getattr(getattr(self._trainer, "datamodule", None), "groups", None)
+        if self._trainer is None or wanted is None or "filter/filled" not in rollout.measures:
             return
         attempts, admitted, filled = (
             round(rollout.measures[f"filter/{name}"].total) for name in ("attempts", "admitted", "filled")
         )
-        before, self.exhausted = self.exhausted, bool(filled) or len(rollout.episodes) < self._wanted
+        before, self.exhausted = self.exhausted, bool(filled) or len(rollout.groups) < wanted
         if self.exhausted and not before:
             self.record(
                 self._trainer,
                 "filter",
-                f"the gates admitted only {admitted} groups in {attempts} attempts: {len(rollout.groups)} are learned "
-                f"from, {filled} of them dropped ones",
+                f"the gates admitted only {admitted} of {wanted} groups in {attempts} attempts: {len(rollout.groups)} "
+                f"are learned from, {filled} of them dropped ones",
             )
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from arl_lightning.types import PassRecord, Rollout, Turn
 
+Place = tuple[int, int]
+"""Number of the episode in its rollout, and of the turn in its episode."""
+
 
 @dataclass(frozen=True, slots=True)
 class TurnTrace:
@@ -42,9 +45,9 @@ class TokenTraces:
     """
 
     def __init__(self, rollout: Rollout, chosen: Collection[int], sequence: str) -> None:
-        self.found: dict[tuple[int, int], TurnTrace] = {}
-        self._turns: dict[tuple[int, int], Turn] = {}
-        self._of_segment: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        self.found: dict[Place, TurnTrace] = {}
+        self._turns: dict[Place, Turn] = {}
+        self._of_segment: defaultdict[int, list[Place]] = defaultdict(list)
         first_turn = 0
         for number, episode in enumerate(rollout.episodes):
             for k, turn in enumerate(episode.turns):
@@ -74,7 +77,7 @@ class TokenTraces:
                 clipped=tuple(record.clipped_NT[row, begin:end].tolist()),
             )
 
-    def _place(self, token_ids: tuple[int, ...], begin: int, end: int, segment: int) -> tuple[int, int]:
+    def _place(self, token_ids: tuple[int, ...], begin: int, end: int, segment: int) -> Place:
         """The next untraced turn of the segment that has this prompt and response."""
         for place in self._of_segment[segment]:
             turn = self._turns[place]

@@ -8,9 +8,10 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
+from torch import distributed
 
 from arl_lightning.callbacks.run_log import TRANSCRIPTS, append_lines, forget
-from arl_lightning.callbacks.token_traces import TokenTraces, TurnTrace
+from arl_lightning.callbacks.token_traces import Place, TokenTraces, TurnTrace
 from arl_lightning.protocols import ChatTokenizer, RolloutPolicy
 from arl_lightning.types import ArlError, Episode, Rollout, Turn
 
@@ -58,7 +59,7 @@ class Transcripts(Callback):
     def rollout_finished(self, rollout: Rollout) -> None:
         """Writes held-out episodes; those of training wait for their update."""
         trainer = self._trainer
-        if trainer is None or not trainer.is_global_zero or rollout.epoch % self.every_n_epochs:
+        if trainer is None or rollout.epoch % self.every_n_epochs:
             return
         sequence = getattr(getattr(trainer, "datamodule", None), "sequence", None)
         if rollout.stage != "train":
@@ -78,7 +79,7 @@ class Transcripts(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the training episodes that were kept."""
         if self._rollout is not None and self._traces is not None:
-            self._write(trainer, self._rollout, self._traces.found)
+            self._write(trainer, self._rollout, of_all_ranks(self._traces.found, trainer.world_size))
         self._rollout = self._traces = None
 
     def _chosen(self, rollout: Rollout) -> dict[int, tuple[int, Episode]]:
@@ -90,7 +91,9 @@ class Transcripts(Callback):
             first += len(group.episodes)
         return chosen
 
-    def _write(self, trainer: Trainer, rollout: Rollout, traces: Mapping[tuple[int, int], TurnTrace]) -> None:
+    def _write(self, trainer: Trainer, rollout: Rollout, traces: Mapping[Place, TurnTrace]) -> None:
+        if not trainer.is_global_zero:
+            return
         module = trainer.lightning_module
         tokenizer = module.tokenizer if isinstance(module, RolloutPolicy) else None
         chosen = self._chosen(rollout)
@@ -108,6 +111,14 @@ class Transcripts(Callback):
         if isinstance(trainer.logger, TensorBoardLogger):
             text = "\n\n---\n\n".join(_markdown(episode) for _, episode in chosen.values())
             trainer.logger.experiment.add_text(f"transcripts/{rollout.stage}", text, trainer.global_step)
+
+
+def of_all_ranks(found: Mapping[Place, TurnTrace], world_size: int) -> dict[Place, TurnTrace]:
+    """The traces that the processes found, each in its own rows; all must ask together."""
+    parts: list[Any] = [found] * world_size
+    if world_size > 1:
+        distributed.all_gather_object(parts, found)
+    return {place: trace for part in parts for place, trace in part.items()}
 
 
 def _outcome(episode: Episode) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from lightning.pytorch import LightningModule, Trainer
@@ -24,6 +25,7 @@ def trainer_of(folder: Path, logger: TensorBoardLogger | bool = False, epoch: in
         callbacks=[RunEvents()],
     )
     trainer.fit_loop.epoch_progress.current.completed = epoch
+    trainer.datamodule = SimpleNamespace(groups=4)  # type: ignore[attr-defined]
     return trainer
 
 
@@ -108,15 +110,14 @@ SKIPPED = rollout(0, attempts=3, admitted=2, filled=0)
 @pytest.mark.parametrize(
     ("short", "sentence"),
     [
-        (FILLED, "only 1 groups in 3 attempts: 4 are learned from, 3 of them dropped ones"),
-        (SHRUNK, "only 2 groups in 3 attempts: 2 are learned from, 0 of them dropped ones"),
-        (SKIPPED, "only 2 groups in 3 attempts: 0 are learned from, 0 of them dropped ones"),
+        (FILLED, "only 1 of 4 groups in 3 attempts: 4 are learned from, 3 of them dropped ones"),
+        (SHRUNK, "only 2 of 4 groups in 3 attempts: 2 are learned from, 0 of them dropped ones"),
+        (SKIPPED, "only 2 of 4 groups in 3 attempts: 0 are learned from, 0 of them dropped ones"),
     ],
 )
 def test_too_few_admitted_groups_are_told_when_it_begins(tmp_path: Path, short: Rollout, sentence: str) -> None:
     events = attached(trainer_of(tmp_path))
     for played in (FULL, short, short, FULL, short):
-        events.rollout_started("train", 0, 8)  # 4 groups of 2
         events.rollout_finished(played)
     assert told(tmp_path) == 2 * [(0, "filter", f"the gates admitted {sentence}")]
 
@@ -132,7 +133,6 @@ def test_a_resumed_run_knows_that_the_gates_had_run_out(tmp_path: Path) -> None:
 
 def test_play_without_gates_or_outside_of_a_fit_is_no_event(tmp_path: Path) -> None:
     events = attached(trainer_of(tmp_path))
-    events.rollout_started("train", 0, 8)
     events.rollout_finished(rollout(2))
     events.setup(trainer_of(tmp_path), LightningModule(), "test")
     events.rollout_finished(FILLED)
