@@ -96,10 +96,10 @@ function makeToken(turn, t) {
 }
 
 function makeTurn(turn, k) {
-  const card = make("article", "turn"), right = make("div");
-  const board = make("pre", isBoard(turn.observation) ? "board" : "");
-  for (const part of turn.observation.split(isBoard(turn.observation) ? /([#_]+)/ : /$^/))
-    board.append(make("span", /^[#_]/.test(part) ? "ground" : "", part));
+  const card = make("article", "turn"), right = make("div"), seen = make("pre"), board = make("span", "board");
+  const grid = gridOf(turn.observation);
+  for (const part of grid.split(/([#_]+)/)) board.append(make("span", /^[#_]/.test(part) ? "ground" : "", part));
+  seen.append(board, turn.observation.slice(grid.length));
   const response = make("div", "response");
   if (turn.tokens) turn.tokens.forEach((_, t) => response.append(makeToken(turn, t)));
   else response.textContent = turn.response;
@@ -110,13 +110,15 @@ function makeTurn(turn, k) {
   if (turn.penalty) outcome.append(" · penalty ", make("b", "", number(turn.penalty)));
   if (turn.update) outcome.append(" · advantage ", make("b", "", number(turn.update.advantage)));
   right.append(response, outcome);
-  card.append(title, board, right);
+  card.append(title, seen, right);
   return card;
 }
 
-function isBoard(text) { // short lines of one length at the top: a grid
-  const lines = text.split("\n");
-  return lines.length > 2 && lines[0].length < 24 && lines.slice(0, 3).every(line => line.length === lines[0].length && !line.includes(" "));
+function gridOf(text) { // the first lines, where three or more are short, of one length and without blanks
+  const lines = text.split("\n"), width = lines[0].length;
+  const end = lines.findIndex(line => line.length !== width || width < 3 || width > 24 || line.includes(" "));
+  const rows = end < 0 ? lines.length : end;
+  return rows > 2 ? lines.slice(0, rows).join("\n") : "";
 }
 
 function makeLegend() {
