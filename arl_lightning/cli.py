@@ -1,4 +1,4 @@
-"""The command `arl`: LightningCLI's verbs, `export`, `doctor`, and errors as one sentence."""
+"""The command `arl`: LightningCLI's verbs, `export`, `doctor`, `demo`, `view`, and errors as one sentence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import signal
 import sys
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,6 +30,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from arl_lightning.callbacks.safe_stop import SafeStop
 from arl_lightning.checkpoint_io import remove_parts
 from arl_lightning.study.demo import demo
+from arl_lightning.study.view import view
 from arl_lightning.trainer import ArlTrainer
 from arl_lightning.types import ArlError
 
@@ -44,23 +45,27 @@ class NamedCallbacks:
     Args:
         progress: display of the run.
         checkpoint: when checkpoints are written.
+        events: what happened to the run, to read afterwards.
         filtering: gate that decides which groups stay.
         difficulty: further gate, by success rate; all gates must admit a group.
         usable: further gate, against groups of cut or void episodes.
         kl_monitor: measures of drift.
         collapse_warning: warning of a coming collapse.
         transcripts: episodes to read.
+        frames: episodes to look at.
         export: the trained model in Hugging Face format.
     """
 
     progress: Callback | None = None
     checkpoint: Callback | None = None
+    events: Callback | None = None
     filtering: Callback | None = None
     difficulty: Callback | None = None
     usable: Callback | None = None
     kl_monitor: Callback | None = None
     collapse_warning: Callback | None = None
     transcripts: Callback | None = None
+    frames: Callback | None = None
     export: Callback | None = None
 
     def chosen(self) -> list[Callback]:
@@ -68,6 +73,8 @@ class NamedCallbacks:
         return [callback for callback in vars(self).values() if callback is not None]
 
 
+_ALONE: dict[str, Callable[..., None]] = {"demo": demo, "view": view}
+"""Verbs that need neither model nor data."""
 _DEFAULT_ROOT = "runs/latest"
 _REASON = re.compile(
     r"Parser key \"(?P<key>.*?)\":.*Errors:\s+- (?P<reason>.*?)\s+- Expected a <class 'NoneType'>", re.DOTALL
@@ -265,8 +272,8 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _run(words: list[str], stop: SafeStop) -> None:
-    if words[:1] == ["demo"]:
-        auto_cli(demo, args=words[1:], parser_class=ArlParser)
+    if words and words[0] in _ALONE:
+        auto_cli(_ALONE[words[0]], args=words[1:], parser_class=ArlParser)
         return
     ArlCLI(
         LightningModule,

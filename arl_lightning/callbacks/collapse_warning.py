@@ -10,6 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from arl_lightning.callbacks.collapse_action import CollapseAction
 from arl_lightning.callbacks.epoch_metrics import EpochMetrics
+from arl_lightning.callbacks.run_events import record_event
 from arl_lightning.functional.detection import USUAL_CHANGES, Bound, Change, Sign, read_signs
 from arl_lightning.functional.health import Course, Level, grade
 from arl_lightning.types import ArlError
@@ -137,7 +138,7 @@ class CollapseWarning(Callback):
         found = grade(signs, self.danger_votes)
         self.course = before.after(found, epoch, self.calm_epochs)
         self._remember(epoch, values)
-        self._speak(before.level, epoch, signs)
+        self._speak(trainer, before.level, epoch, signs)
         for action in self.actions.values():
             action.epoch_judged(trainer, max(self.course.level, grade(seen, self.danger_votes)))
         if found is Level.DANGER and self._acts_now():
@@ -154,13 +155,15 @@ class CollapseWarning(Callback):
         known = {metric: value for metric, value in values.items() if metric in watched and abs(value) < float("inf")}
         self.history = [*self.history, {"epoch": epoch, **dict(sorted(known.items()))}][-self.window :]
 
-    def _speak(self, before: Level, epoch: int, signs: Sequence[Sign]) -> None:
+    def _speak(self, trainer: Trainer, before: Level, epoch: int, signs: Sequence[Sign]) -> None:
         level = self.course.level
         if level > before:
             told = "; ".join(f"{sign.phrase} (since epoch {self.signs_since[sign.name]})" for sign in signs)
             rank_zero_warn(f"collapse warning at epoch {epoch}, {level.name.lower()}: {told}")
+            record_event(trainer, level.name.lower(), told)
         elif level < before:
             rank_zero_info(f"collapse warning at epoch {epoch} lowered to {level.name.lower()}")
+            record_event(trainer, level.name.lower(), f"lowered to {level.name.lower()}")
 
     def _acts_now(self) -> bool:
         """On entering danger, and again each `again_after` epochs that it lasts."""
@@ -176,6 +179,7 @@ class CollapseWarning(Callback):
                 f"collapse action at epoch {trainer.current_epoch}, {name} ({action.times} of {action.max_times}): "
                 f"{deed.sentence}"
             )
+            record_event(trainer, "action", f"{name} ({action.times} of {action.max_times}): {deed.sentence}")
             if deed.back_to_epoch is not None:
                 # the policy of then is watched again, against what was known then
                 self.history = [known for known in self.history if known["epoch"] <= deed.back_to_epoch]

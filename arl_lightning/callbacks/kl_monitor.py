@@ -11,6 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from arl_lightning.callbacks.epoch_metrics import EpochMetrics
 from arl_lightning.callbacks.kl_control import KLControl, kl_coefficient
+from arl_lightning.callbacks.run_events import record_event
 from arl_lightning.types import ArlError, TrajectoryBatch
 
 
@@ -87,9 +88,9 @@ class KLMonitor(Callback):
             adjusted.set_factor("KLMonitor", self.factor)
             pl_module.log("train/kl_monitor/coefficient", adjusted.coefficient)
         if self.max_reference_kl is not None and kl > self.max_reference_kl:
-            rank_zero_info(
-                f"KLMonitor: KL to the reference is {kl:.3f} nats a token, over {self.max_reference_kl}: stopping"
-            )
+            told = f"KL to the reference is {kl:.3f} nats a token, over {self.max_reference_kl}: stopping"
+            rank_zero_info(f"KLMonitor: {told}")
+            record_event(trainer, "stop", told)
             trainer.should_stop = True
 
     def state_dict(self) -> dict[str, Any]:
