@@ -26,6 +26,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from arl_lightning.study.demo import demo
+from arl_lightning.study.patient import plan_for
 from arl_lightning.trainer import ArlTrainer
 from arl_lightning.types import ArlError
 
@@ -231,6 +232,39 @@ def _quiet() -> None:
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(lambda record: "Tip:" not in record.msg)
 
 
+class PlanningCLI(ArlCLI):
+    """Makes all that a command names, and does not run it."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Leaves it at that."""
+
+
+def _command(kind: type[ArlCLI], words: Sequence[str]) -> ArlCLI:
+    return kind(
+        LightningModule,
+        LightningDataModule,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        trainer_class=ArlTrainer,
+        parser_class=ArlParser,
+        seed_everything_default=0,
+        save_config_callback=SaveFitConfig,
+        save_config_kwargs={"overwrite": True},
+        auto_configure_optimizers=False,
+        load_from_checkpoint_support=False,
+        args=list(words),
+    )
+
+
+def _plan(words: Sequence[str]) -> str:
+    """The memory plan of a command in one line, or why there is none; nothing is run."""
+    made = _command(PlanningCLI, words)
+    try:
+        return plan_for(made.trainer, made.model, made.datamodule).line()
+    except ArlError as error:
+        return f"no memory plan: {error}"
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """Runs `arl`; a fault that the user can mend is one sentence on stderr and exit code 1.
 
@@ -245,21 +279,12 @@ def main(args: Sequence[str] | None = None) -> None:
     try:
         if words[:1] == ["demo"]:
             auto_cli(demo, args=words[1:], parser_class=ArlParser)
-            return
-        ArlCLI(
-            LightningModule,
-            LightningDataModule,
-            subclass_mode_model=True,
-            subclass_mode_data=True,
-            trainer_class=ArlTrainer,
-            parser_class=ArlParser,
-            seed_everything_default=0,
-            save_config_callback=SaveFitConfig,
-            save_config_kwargs={"overwrite": True},
-            auto_configure_optimizers=False,
-            load_from_checkpoint_support=False,
-            args=words,
-        )
+        elif words[:1] == ["study"]:
+            from arl_lightning.study.verbs import study_verbs  # its locks are not there on every system
+
+            auto_cli(study_verbs(_plan), args=words[1:], parser_class=ArlParser)
+        else:
+            _command(ArlCLI, words)
     except SIGTERMException:
         print("arl: stopped by SIGTERM; continue with --ckpt_path last", file=sys.stderr)
         sys.exit(143)
