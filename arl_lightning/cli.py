@@ -233,7 +233,12 @@ def _quiet() -> None:
 
 
 class PlanningCLI(ArlCLI):
-    """Makes all that a command names, and does not run it."""
+    """Makes all that a command names, and does not run it: on a machine without a GPU as well."""
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """A trainer on the device that is asked for, or on the CPU where there is none."""
+        absent = {} if torch.cuda.is_available() else {"accelerator": "cpu"}
+        return super().instantiate_trainer(**kwargs, **absent)
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Leaves it at that."""
@@ -256,9 +261,14 @@ def _command(kind: type[ArlCLI], words: Sequence[str]) -> ArlCLI:
     )
 
 
-def _plan(words: Sequence[str]) -> str:
-    """The memory plan of a command in one line, or why there is none; nothing is run."""
+def _plan(words: Sequence[str], start_words: Sequence[str] | None) -> str:
+    """The memory plan of a command in one line, or why there is none; nothing is run.
+
+    `start_words` is the command whose model it starts from, where that is not there yet.
+    """
     made = _command(PlanningCLI, words)
+    if start_words is not None:
+        made.model.source = _command(PlanningCLI, start_words).model.source
     try:
         return plan_for(made.trainer, made.model, made.datamodule).line()
     except ArlError as error:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,10 +49,10 @@ class Cell:
         """Where it leaves everything."""
         return self.root / f"{self.label}-s{self.seed}-{self.digest}"
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Ten hexadecimal digits of what decides the run."""
-        files = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in self.configs]
+        files = [_parsed(path.read_text(encoding="utf-8")) for path in self.configs]
         made_of = [files, self.words, self.seed, self.start.digest if self.start else None]
         return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:10]
 
@@ -73,6 +75,10 @@ class Cell:
         if verb == "test":
             words.append(f"--ckpt_path={self.folder / 'fit' / 'checkpoints' / 'last.ckpt'}")
         return words
+
+    def command(self, verb: str) -> list[str]:
+        """The process that does this part of it."""
+        return [sys.executable, "-m", "arl_lightning", *self.words_of(verb)]
 
     def recreate(self) -> str:
         """Shell lines that make the run by hand, its start first."""
@@ -97,6 +103,11 @@ class Cell:
     def ended_well(self, verb: str) -> bool:
         """Whether this part of it is done."""
         return any(attempt["verb"] == verb and attempt["exit_code"] == 0 for attempt in self.attempts())
+
+
+@cache
+def _parsed(text: str) -> Any:
+    return yaml.safe_load(text)
 
 
 def start_of(study: Study, start: Start, task: str, seed: int, root: Path) -> Cell:

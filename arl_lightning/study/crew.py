@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from arl_lightning.study.cells import Cell
 from arl_lightning.study.records import held, recorded
-from arl_lightning.study.runs import arl_command, last_line, start
+from arl_lightning.study.runs import last_line, start
 
 ATTEMPTS = 2
 _POLL_S = 1.0
@@ -107,7 +107,7 @@ class Crew:
 
 def _next_command(cell: Cell, verb: str) -> list[str]:
     """The command of a new attempt; a fit that has a checkpoint goes on from it, another one begins anew."""
-    command = [*arl_command(verb, ()), *cell.words_of(verb)[1:]]
+    command = cell.command(verb)
     if verb == "fit":
         if any((cell.folder / "fit").rglob("last*.ckpt")):
             command.append("--ckpt_path=last")

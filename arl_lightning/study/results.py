@@ -85,7 +85,7 @@ def _read(task: str, method: str, cell: Cell) -> Run:
 
 
 def held_out(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Success and score on held-out tasks by decoding: the first one as `sampled` and `score`."""
+    """Success and score on held-out tasks by decoding, as `greedy` and `score_greedy`; the first is `sampled`."""
     found = {}
     for kind, names in (("success_rate", "{}"), ("score", "score_{}")):
         for name, value in metrics.items():
@@ -100,9 +100,10 @@ def course(curves: Curves) -> dict[str, float]:
     """How training went, in numbers.
 
     `first_fifth` and `last_fifth` are mean success in those parts of training, `spread` the standard deviation of
-    success over its rollouts in the last fifth, `minutes` what play, scoring and updates took.
+    success over the rollouts of the last, `last_valid` the share of valid actions there, `minutes` what play, scoring
+    and updates took.
     """
-    success = list(curves[SUCCESS].values())
+    success, valid = list(curves[SUCCESS].values()), list(curves[VALID].values())
     fifth = max(1, len(success) // 5)
     steps = _tokens(curves)
     lengths = curves["train/completions/mean_length"]
@@ -113,8 +114,9 @@ def course(curves: Curves) -> dict[str, float]:
         "first_fifth": fmean(success[:fifth]),
         "last_fifth": fmean(success[-fifth:]),
         "spread": pstdev(success[-fifth:]),
-        **collapse(success, list(curves[VALID].values())),
-        "least_valid": min(curves[VALID].values()),
+        **collapse(success, valid),
+        "least_valid": min(valid),
+        "last_valid": fmean(valid[-fifth:]),
         "largest_sinking_ratio": max(curves.get("train/kl_monitor/sinking_ratio", {0: math.nan}).values()),
         "largest_grad_norm": max(curves["train/grad_norm"].values()),
         "last_entropy": list(curves["train/entropy"].values())[-1],

@@ -17,8 +17,11 @@ from arl_lightning.study.search import Search, search_all
 from arl_lightning.study.study_report import write_report
 from arl_lightning.types import ArlError
 
-Check = Callable[[Sequence[str]], str]
-"""Makes what the words after `arl` name, runs nothing, and says what memory it would take."""
+Check = Callable[[Sequence[str], Sequence[str] | None], str]
+"""Makes what the words after `arl` name, runs nothing, and says what memory it would take.
+
+The second words are those of the start whose model it takes, where that is not there yet.
+"""
 
 
 def study_verbs(check: Check) -> Mapping[str, Callable[..., Any]]:
@@ -98,10 +101,9 @@ def _check_all(study: Study, root: Path, check: Check) -> None:
     cells = [cell_of(study, *place, root) for place in study.cells() if place[2] == study.seeds[0]]
     starts = {cell.start.folder: cell.start for cell in cells if cell.start}
     for cell in (*starts.values(), *cells):
+        unmade = cell.start.words_of("fit") if cell.start and not cell.start.model.exists() else None
         try:
-            plan = check(cell.words_of("fit"))
+            print(f"{cell.label}: {check(cell.words_of('fit'), unmade)}")
         except ArlError as error:
             raise ArlError(f"{cell.label}: {error}") from error
-        made = cell.start is None or cell.start.model.exists()
-        print(f"{cell.label}: {plan if made else 'parses; its memory can be planned once its start is made'}")
     print(f"{len(starts)} starts and {len(cells)} cells a seed parse, {len(study.seeds)} seeds; nothing was run")
