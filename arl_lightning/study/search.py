@@ -35,6 +35,7 @@ class Search:
         spaces: by method of the study, what is tried, by a name of one's own.
         sampler: `tpe`, `random`, or `grid`, which needs choices throughout.
         metric: what is to be large: a logged metric, at its last value.
+        epochs: rollouts of every trial; null for those of the study.
         prune_after: epoch from which a trial that is below the median of earlier ones is given up; null for never.
         storage: database URL of Optuna; null for an SQLite file in the search's folder.
     """
@@ -47,6 +48,7 @@ class Search:
     spaces: Mapping[str, Space]
     sampler: Literal["tpe", "random", "grid"] = "tpe"
     metric: str = "val/success_rate"
+    epochs: int | None = None
     prune_after: int | None = None
     storage: str | None = None
     folder: Path = field(default=Path(), init=False)
@@ -71,6 +73,9 @@ def search_all(search: Search, output: Path) -> Iterator[Path]:
         raise ArlError(f"the search {search.name!r} is on {search.task!r}, which is no task of {search.study}")
     if missing := [method for method in search.spaces if method not in study.methods]:
         raise ArlError(f"the search {search.name!r} names {missing[0]!r}, which is no method of {search.study}")
+    if search.epochs is not None:
+        shorter = replace(study.tasks[search.task], epochs=search.epochs)
+        study = replace(study, tasks={**study.tasks, search.task: shorter})
     folder = output / search.name
     folder.mkdir(parents=True, exist_ok=True)
     with ended_by_signals():
