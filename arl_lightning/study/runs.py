@@ -32,14 +32,19 @@ def arl_command(verb: str, configs: Sequence[str], *overrides: str) -> list[str]
     return [*command, *overrides]
 
 
-def start(command: Sequence[str], log: Path | None = None) -> subprocess.Popen[bytes]:
-    """A child with one thread, since two threads beside another job are many times slower than one."""
+def start(command: Sequence[str], log: Path | None = None, keep_open: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+    """A child with one thread, since two threads beside another job are many times slower than one.
+
+    It adds to `log`, and holds the file descriptors of `keep_open` for as long as it lives.
+    """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     if log is None:
-        return subprocess.Popen(command, env=environment)  # noqa: S603 - our own command
+        return subprocess.Popen(command, env=environment, pass_fds=keep_open)  # noqa: S603 - our own command
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as file:
-        return subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT)  # noqa: S603
+    with log.open("ab") as file:
+        return subprocess.Popen(  # noqa: S603
+            command, env=environment, stdout=file, stderr=subprocess.STDOUT, pass_fds=keep_open
+        )
 
 
 def finish(child: subprocess.Popen[bytes], log: Path | None = None) -> None:
@@ -49,8 +54,14 @@ def finish(child: subprocess.Popen[bytes], log: Path | None = None) -> None:
         ArlError: the child failed; the last line of its log is in the message.
     """
     if child.wait():
-        lines = log.read_text(errors="replace").strip().splitlines() if log else []
-        raise ArlError(f"a run failed with exit code {child.returncode}{f': {lines[-1]}' if lines else ''}")
+        said = last_line(log) if log else ""
+        raise ArlError(f"a run failed with exit code {child.returncode}{f': {said}' if said else ''}")
+
+
+def last_line(log: Path) -> str:
+    """What a run said last; empty where it said nothing."""
+    lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
+    return lines[-1] if lines else ""
 
 
 def run(command: Sequence[str], log: Path | None = None) -> None:
@@ -64,13 +75,22 @@ def read_metrics(folder: Path, verb: str) -> dict[str, float]:
     return metrics
 
 
+def read_curves(folder: Path) -> dict[str, dict[int, float]]:
+    """Values by epoch, from 1, of every metric that the run in `folder` logged."""
+    events = _events(folder)
+    names = events.Tags()["scalars"]
+    if "epoch" not in names:
+        return {}
+    epoch_of = {event.step: round(event.value) + 1 for event in events.Scalars("epoch")}
+    return {
+        name: {epoch_of[event.step]: event.value for event in events.Scalars(name) if event.step in epoch_of}
+        for name in names
+    }
+
+
 def read_curve(folder: Path, name: str) -> tuple[list[int], list[float]]:
     """Epochs, from 1, and values of one logged metric of the run in `folder`; empty when it was never logged."""
-    events = _events(folder)
-    if name not in events.Tags()["scalars"]:
-        return [], []
-    epoch_of_step = {event.step: round(event.value) + 1 for event in events.Scalars("epoch")}
-    points = {epoch_of_step[event.step]: event.value for event in events.Scalars(name) if event.step in epoch_of_step}
+    points = read_curves(folder).get(name, {})
     return list(points), list(points.values())
 
 

@@ -1,0 +1,166 @@
+"""What a study is: methods × tasks × seeds under one budget, and what was expected of them before they ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from jsonargparse import ArgumentError, ArgumentParser
+
+from arl_lightning.study.runs import config_path
+from arl_lightning.types import ArlError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Start:
+    """The cloning run that every method of a task starts from.
+
+    Args:
+        configs: configuration files, later ones win; each is sought beside the study's file, then among the shipped.
+        words: further options of the command line; `{seed}` stands for the seed.
+        per_seed: whether each seed has a clone of its own; otherwise all start from that of the first seed.
+    """
+
+    configs: tuple[str, ...]
+    words: tuple[str, ...] = ()
+    per_seed: bool = True
+
+
+@dataclass(frozen=True)
+class StudyTask:
+    """A task with its budget, the same for every method.
+
+    Args:
+        epochs: rollouts of every run, at least 1.
+        configs: configuration files over the method's: the task, the hardware, a recipe.
+        words: further options; `{epochs}` and `{seed}` stand for those numbers.
+        start: cloning run to start from; null where the options name the policy.
+    """
+
+    epochs: int
+    configs: tuple[str, ...]
+    words: tuple[str, ...] = ()
+    start: Start | None = None
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method, or a variant of one.
+
+    Args:
+        configs: files that make it, under the task's; empty for `methods/NAME.yaml`.
+        overlays: files over the task's, such as hyper-parameters that a search found.
+        words: further options; they win.
+    """
+
+    configs: tuple[str, ...] = ()
+    overlays: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """That a measure of one method is above another's, written down before any run.
+
+    It holds when the 95 % interval of the paired difference plus `margin` lies above 0, fails when it lies below, and
+    is open otherwise.
+
+    Args:
+        says: the expectation in words.
+        above: method that is expected to have more.
+        below: method that is expected to have less; they are the same methods of the study.
+        measure: column of the results, such as `sampled`, `first_fifth`, `collapsed`, `spread`, `minutes`.
+        margin: how much less still counts as a tie, in units of the measure, at least 0.
+        task: the task that is meant; null for the mean over all.
+    """
+
+    says: str
+    above: str
+    below: str
+    measure: str = "sampled"
+    margin: float = 0.0
+    task: str | None = None
+
+
+@dataclass(frozen=True)
+class Study:
+    """Every method on every task from every seed.
+
+    Args:
+        name: name of its report, and of the folder that holds it.
+        prediction: what was expected, in words, before the first run.
+        tasks: tasks by name.
+        methods: methods by name.
+        seeds: seeds, the same for every method, so that differences are paired.
+        base: files under everything.
+        words: options of every run.
+        baseline: method that the others are compared with.
+        measure: what decides: success on held-out tasks as `sampled`, or another column of the results.
+        predictions: what was expected, in a form that can be checked.
+    """
+
+    name: str
+    prediction: str
+    tasks: Mapping[str, StudyTask]
+    methods: Mapping[str, Method]
+    seeds: tuple[int, ...]
+    base: tuple[str, ...] = ("base.yaml",)
+    words: tuple[str, ...] = ()
+    baseline: str = "grpo"
+    measure: str = "sampled"
+    predictions: tuple[Prediction, ...] = ()
+    folder: Path = field(default=Path(), init=False)
+
+    def __post_init__(self) -> None:
+        for name, found in (("tasks", self.tasks), ("methods", self.methods), ("seeds", self.seeds)):
+            if not found:
+                raise ArlError(f"the study {self.name!r} has no {name}: name at least one")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ArlError(f"the study {self.name!r} names a seed twice: each seed is one run of a method")
+        if short := [name for name, task in self.tasks.items() if task.epochs < 1]:
+            raise ArlError(f"the task {short[0]!r} has no budget: set its epochs to at least 1")
+        named = [(self.baseline, "baseline")]
+        named += [(method, "prediction") for said in self.predictions for method in (said.above, said.below)]
+        for method, where in named:
+            if method not in self.methods:
+                raise ArlError(f"a {where} of the study {self.name!r} names {method!r}, which is not among its methods")
+        for said in self.predictions:
+            if said.task is not None and said.task not in self.tasks:
+                raise ArlError(f"a prediction of the study {self.name!r} names {said.task!r}, which is no task of it")
+
+    def find(self, name: str) -> Path:
+        """The configuration file `name`, beside the study's own or shipped; where the run stands, as a short path."""
+        return shortened(beside if (beside := self.folder / name).is_file() else config_path(name))
+
+    def cells(self) -> Iterator[tuple[str, str, int]]:
+        """Task, method, seed, seed by seed, so that an interrupted study has whole comparisons."""
+        return ((task, method, seed) for task in self.tasks for seed in self.seeds for method in self.methods)
+
+
+def shortened(path: Path) -> Path:
+    """The path from the working folder where it lies in there."""
+    whole, here = path.resolve(), Path.cwd()
+    return whole.relative_to(here) if whole.is_relative_to(here) else whole
+
+
+def read(kind: type[T], file: str) -> T:
+    """The definition in a YAML file; it knows the folder that it lies in.
+
+    Raises:
+        ArlError: the file is not there, or says what no definition of this kind says.
+    """
+    path = Path(file)
+    if not path.is_file():
+        raise ArlError(f"there is no file {file!r}")
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(kind)
+    try:
+        found: T = kind(**parser.instantiate(parser.parse_path(path)))
+    except ArgumentError as error:
+        raise ArlError(f"{file}: {' '.join(str(error).split())}") from error
+    object.__setattr__(found, "folder", path.resolve().parent)
+    return found

@@ -1,0 +1,155 @@
+"""A study says what it means, and its cells are known by what decides them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from arl_lightning.study.cells import Cell, cell_of
+from arl_lightning.study.definition import Study, read
+from arl_lightning.study.search import Search
+from arl_lightning.types import ArlError
+
+STUDIES = Path(__file__).parents[2] / "configs" / "study"
+SMALL = """
+name: small
+prediction: none
+seeds: [0, 1]
+tasks:
+  sokoban:
+    epochs: 3
+    configs: [tasks/sokoban.yaml, own.yaml]
+    words: ["--model.lr_scheduler.total_iters={epochs}", "--data.task.workers={processes: 1}"]
+    start: {configs: [cloning.yaml], words: ["--model.policy.seed={seed}"]}
+methods:
+  grpo: {}
+  variant: {configs: [methods/grpo.yaml], overlays: [own.yaml], words: ["--data.groups=2"]}
+"""
+
+
+def written(folder: Path, text: str = SMALL, own: str = "data: {init_args: {groups: 4}}\n") -> Study:
+    (folder / "own.yaml").write_text(own)
+    (folder / "study.yaml").write_text(text)
+    return read(Study, str(folder / "study.yaml"))
+
+
+def cell(study: Study, method: str = "grpo", seed: int = 0) -> Cell:
+    return cell_of(study, "sokoban", method, seed, Path("runs"))
+
+
+def test_cells_are_all_methods_of_a_seed_then_the_next_seed(tmp_path: Path) -> None:
+    places = [("sokoban", method, seed) for seed in (0, 1) for method in ("grpo", "variant")]
+    assert list(written(tmp_path).cells()) == places
+
+
+def test_a_cell_is_an_ordinary_command(tmp_path: Path) -> None:
+    run = cell(written(tmp_path), "variant", 1)
+    words = run.words_of("fit")
+    names = [Path(words[place + 1]).name for place, word in enumerate(words) if word == "--config"]
+    assert words[0] == "fit"
+    assert names == ["base.yaml", "grpo.yaml", "sokoban.yaml", "own.yaml", "own.yaml"]
+    assert words[11:] == [
+        "--model.lr_scheduler.total_iters=3",
+        "--data.task.workers={processes: 1}",  # braces of YAML stay
+        "--data.groups=2",
+        "--trainer.max_epochs=3",
+        "--seed_everything=1",
+        f"--trainer.default_root_dir={run.folder}/fit",
+        f"--model.policy.pretrained={run.start.folder}/fit/model" if run.start else "",
+    ]
+    assert run.words_of("test")[-1] == f"--ckpt_path={run.folder}/fit/checkpoints/last.ckpt"
+    assert run.start is not None
+    assert "--model.policy.seed=1" in run.start.words
+    assert run.recreate().splitlines()[0].startswith("arl fit --config")
+    assert [line.split()[1] for line in run.recreate().splitlines()] == ["fit", "fit", "test"]
+
+
+def test_a_cell_is_known_by_what_decides_it(tmp_path: Path) -> None:
+    one = cell(written(tmp_path))
+    assert one.folder.name == f"sokoban-grpo-s0-{one.digest}"
+    same = written(tmp_path, SMALL.replace("name: small", "name: another"), "# said\ndata: {init_args: {groups: 4}}\n")
+    assert cell(same).folder == one.folder
+    others = {
+        cell(written(tmp_path), seed=1).digest,
+        cell(written(tmp_path, own="data: {init_args: {groups: 5}}\n")).digest,
+        cell(written(tmp_path, SMALL.replace("epochs: 3", "epochs: 4"))).digest,
+        cell(written(tmp_path, SMALL.replace("[cloning.yaml]", "[cloning.yaml, own.yaml]"))).digest,
+    }
+    assert len({one.digest, *others}) == 5
+
+
+def test_one_start_can_serve_all_seeds(tmp_path: Path) -> None:
+    each = [cell(written(tmp_path), seed=seed).start for seed in (0, 1)]
+    text = SMALL.replace('{seed}"]}', '{seed}"], per_seed: false}')
+    shared = [cell(written(tmp_path, text), seed=seed).start for seed in (0, 1)]
+    assert each[0] != each[1]
+    assert shared[0] == shared[1] == each[0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("seeds: [0, 1]", "seeds: [0, 0]", "names a seed twice"),
+        ("seeds: [0, 1]", "seeds: []", "has no seeds"),
+        ("epochs: 3", "epochs: 0", "epochs to at least 1"),
+        ("epochs: 3", "epoch: 3", "epoch"),
+        ("  grpo: {}", "  gspo: {}", "baseline"),
+        ("seeds: [0, 1]", "seeds: [0]\npredictions: [{says: s, above: grpo, below: gone}]", "'gone'"),
+        ("seeds: [0, 1]", "seeds: [0]\npredictions: [{says: s, above: grpo, below: grpo, task: gone}]", "'gone'"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(old: str, new: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ArlError, match=said) as refusal:
+        written(tmp_path, SMALL.replace(old, new))
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_file_that_is_nowhere_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ArlError, match=r"no shipped configuration 'gone\.yaml'"):
+        cell(written(tmp_path, SMALL.replace("own.yaml", "gone.yaml")))
+    with pytest.raises(ArlError, match="there is no file"):
+        read(Study, str(tmp_path / "gone.yaml"))
+
+
+@pytest.mark.parametrize("path", sorted(STUDIES.glob("*.yaml")) + sorted(STUDIES.glob("findings/*.yaml")), ids=str)
+def test_every_shipped_study_names_what_exists_and_predicts(path: Path) -> None:
+    study = read(Study, str(path))
+    assert len(study.prediction) > 100
+    assert study.predictions
+    assert len({cell_of(study, *place, Path("runs")).folder for place in study.cells()}) == len(list(study.cells()))
+
+
+def test_findings_share_the_runs_of_the_regimes() -> None:
+    whole = {
+        cell_of(study, *place, Path("runs")).folder
+        for name in ("sokoban_weak", "sokoban_long")
+        for study in [read(Study, str(STUDIES / f"{name}.yaml"))]
+        for place in study.cells()
+    }
+    for name in ("1_tolerant_clipping", "2_sequence_mask", "3_fine_advantages"):
+        study = read(Study, str(STUDIES / "findings" / f"{name}.yaml"))
+        assert {cell_of(study, *place, Path("runs")).folder for place in study.cells()} <= whole
+
+
+@pytest.mark.parametrize("path", sorted(STUDIES.glob("search/*.yaml")), ids=str)
+def test_every_shipped_search_sets_keys_of_its_methods(path: Path) -> None:
+    search = read(Search, str(path))
+    study = read(Study, str(path.parent / search.study))
+    assert search.trials >= 8
+    assert set(search.spaces) == set(study.methods)
+    assert not set(search.seeds) & set(study.seeds)
+    for method, space in search.spaces.items():
+        run = cell_of(study, search.task, method, 0, Path("runs"))
+        configs = [yaml.safe_load(config.read_text()) for config in run.configs]
+        for key in (key for found in space.values() for key in found.keys):
+            assert any(holds(config, key.split(".")) for config in configs), f"{method}: {key}"
+
+
+def holds(config: object, keys: list[str]) -> bool:
+    for key in keys:
+        if not isinstance(config, dict) or key not in config:
+            return False
+        config = config[key]
+    return True
