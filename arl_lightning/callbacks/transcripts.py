@@ -41,10 +41,12 @@ class Transcripts(Callback):
     def rollout_finished(self, rollout: Rollout) -> None:
         """Keeps the first episodes, one of each group."""
         trainer = self._trainer
-        if trainer is None or not trainer.is_global_zero or rollout.epoch % self.every_n_epochs:
+        if trainer is None or rollout.epoch % self.every_n_epochs:
+            return
+        folder = Path(trainer.log_dir or trainer.default_root_dir)  # which all ranks must ask for together
+        if not trainer.is_global_zero:
             return
         chosen = [group.episodes[0] for group in rollout.groups[: self.episodes]]
-        folder = Path(trainer.log_dir or trainer.default_root_dir)
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "transcripts.jsonl").open("a", encoding="utf-8") as file:
             for episode in chosen:
