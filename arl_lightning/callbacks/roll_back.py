@@ -55,10 +55,10 @@ class RollBack(CollapseAction):
 
     def epoch_judged(self, trainer: Trainer, level: Level) -> None:
         """Keeps the checkpoint of the epoch before a healthy one."""
-        source = Path(_last_checkpoint(trainer).best_model_path)
-        if level is not Level.HEALTHY or not source.is_file():
+        if level is not Level.HEALTHY:
             return
-        epoch = int(torch.load(source, map_location="cpu", weights_only=True, mmap=True)["epoch"])
+        source = Path(_last_checkpoint(trainer).best_model_path)
+        epoch = trainer.strategy.broadcast(_epoch_of(source) if trainer.is_global_zero else None)
         if epoch != trainer.current_epoch - 1:  # not of these weights, or nobody has played them yet
             return
         if trainer.is_global_zero:
@@ -69,7 +69,7 @@ class RollBack(CollapseAction):
     def act(self, trainer: Trainer, module: LightningModule) -> Deed | None:
         """Loads the healthy weights and optimiser state; None when their file is gone or of another run."""
         file = _folder(trainer) / (START if self.healthy_epoch is None else HEALTHY)
-        if not file.is_file():
+        if not trainer.strategy.broadcast(file.is_file()):
             rank_zero_warn(f"no roll-back: {file} is gone")
             return None
         checkpoint = torch.load(file, map_location="cpu", weights_only=True)
@@ -106,6 +106,13 @@ def _last_checkpoint(trainer: Trainer) -> ModelCheckpoint:
         "RollBack goes back to a copy of the checkpoint of an epoch: keep the `callbacks.checkpoint` of base.yaml, "
         "which writes one every epoch"
     )
+
+
+def _epoch_of(file: Path) -> int | None:
+    """The epoch at whose end the checkpoint was written; None where there is no file."""
+    if not file.is_file():
+        return None
+    return int(torch.load(file, map_location="cpu", weights_only=True, mmap=True)["epoch"])
 
 
 def _folder(trainer: Trainer) -> Path:

@@ -8,7 +8,6 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
-from torch import distributed
 
 from arl_lightning.callbacks.run_log import TRANSCRIPTS, append_lines, forget
 from arl_lightning.callbacks.token_traces import Place, TokenTraces, TurnTrace
@@ -71,7 +70,7 @@ class Transcripts(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Takes over what the mini-batch's passes found at the tokens of the kept episodes."""
+        """Takes over what the passes of all processes found at the tokens of the kept episodes."""
         if self._traces is not None and isinstance(outputs, Mapping):
             for record in outputs.get("records", ()):
                 self._traces.note(record, batch_idx)
@@ -79,7 +78,7 @@ class Transcripts(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the training episodes that were kept."""
         if self._rollout is not None and self._traces is not None:
-            self._write(trainer, self._rollout, of_all_ranks(self._traces.found, trainer.world_size))
+            self._write(trainer, self._rollout, self._traces.found)
         self._rollout = self._traces = None
 
     def _chosen(self, rollout: Rollout) -> dict[int, tuple[int, Episode]]:
@@ -111,14 +110,6 @@ class Transcripts(Callback):
         if isinstance(trainer.logger, TensorBoardLogger):
             text = "\n\n---\n\n".join(_markdown(episode) for _, episode in chosen.values())
             trainer.logger.experiment.add_text(f"transcripts/{rollout.stage}", text, trainer.global_step)
-
-
-def of_all_ranks(found: Mapping[Place, TurnTrace], world_size: int) -> dict[Place, TurnTrace]:
-    """The traces that the processes found, each in its own rows; all must ask together."""
-    parts: list[Any] = [found] * world_size
-    if world_size > 1:
-        distributed.all_gather_object(parts, found)
-    return {place: trace for part in parts for place, trace in part.items()}
 
 
 def _outcome(episode: Episode) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from arl_lightning.datamodules.rollout import EpisodeRequest, Player, group_episodes
+from arl_lightning.datamodules.rollout import EpisodeRequest, Player
 from arl_lightning.datamodules.rollout_measures import check_errors, measure_episodes
 from arl_lightning.datamodules.scene import Scene
 from arl_lightning.datamodules.task import Task
@@ -103,20 +103,20 @@ class HeldOutLoader:
 
     def __iter__(self) -> Iterator[Rollout]:
         scene = self.scene()
-        self._seeds = self._seeds or self.held_out.seeds(self.task)
+        self._seeds = self._seeds or scene.crew.gather(lambda: self.held_out.seeds(self.task))[0]
         dialogue = self.task.context.bind(scene.policy.tokenizer, self.task.prompt)
         player = Player(self.task, self.held_out.env_options)
         try:
             for stage, index, decoding, start in self._items:
                 seeds = self._seeds[start : start + self.held_out.portion]
-                scene.announce(stage, len(seeds))
-                requests = [
-                    EpisodeRequest(seed, 0, partial(derive_seed, self.seed, Stream.HELD_OUT_TOKEN, index, seed))
+                scene.announce(stage, len(scene.crew.share([1] * len(seeds))))
+                requests_PG = [
+                    [EpisodeRequest(seed, 0, partial(derive_seed, self.seed, Stream.HELD_OUT_TOKEN, index, seed))]
                     for seed in seeds
                 ]
-                episodes = player.play(requests, scene, dialogue, decoding)
+                groups = tuple(player.play_groups(requests_PG, scene, dialogue, decoding))
+                episodes = [episode for group in groups for episode in group.episodes]
                 check_errors(episodes, self.max_error_share)
-                groups = tuple(group_episodes(episodes, 1))
                 rollout = Rollout(stage, scene.epoch, groups, measure_episodes(stage, episodes))
                 scene.conclude(rollout)
                 yield rollout

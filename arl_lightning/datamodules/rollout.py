@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, TypeVar
 
 from arl_lightning.datamodules.conversation import Dialogue
@@ -127,6 +128,18 @@ class Player:
                 observer.rollout_advanced(len(done), sum(seat.shown.success for seat in done), turns)
         return [seat.episode() for seat in seats]
 
+    def play_groups(
+        self, requests_PG: Sequence[Sequence[EpisodeRequest]], scene: Scene, dialogue: Dialogue, decoding: Decoding
+    ) -> list[EpisodeGroup]:
+        """One group a list of requests, in order; each process plays its share of them, and comes to know all."""
+
+        def play(numbers: Sequence[int]) -> list[EpisodeGroup]:
+            own_PG = [requests_PG[number] for number in numbers]
+            episodes = iter(self.play([request for own_G in own_PG for request in own_G], scene, dialogue, decoding))
+            return [EpisodeGroup(own_G[0].task_seed, tuple(islice(episodes, len(own_G)))) for own_G in own_PG]
+
+        return scene.crew.divide([len(requests_G) for requests_G in requests_PG], play)
+
     def close(self) -> None:
         """Every environment closed."""
         if self._pool is not None:
@@ -244,11 +257,3 @@ def _read(policy: RolloutPolicy, completion: Completion) -> str:
     """The response as text, without the end token if it has one."""
     ids = completion.token_ids
     return policy.tokenizer.decode(ids[:-1] if ids and ids[-1] in policy.stop_token_ids else ids)
-
-
-def group_episodes(episodes: Sequence[Episode], group_size: int) -> list[EpisodeGroup]:
-    """Consecutive runs of `group_size` episodes as groups."""
-    return [
-        EpisodeGroup(episodes[start].task_seed, tuple(episodes[start : start + group_size]))
-        for start in range(0, len(episodes), group_size)
-    ]

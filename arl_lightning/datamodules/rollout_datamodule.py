@@ -12,15 +12,22 @@ from lightning.pytorch import LightningDataModule
 
 from arl_lightning.datamodules import collation
 from arl_lightning.datamodules.conversation import Dialogue
+from arl_lightning.datamodules.crew import ALONE, Crew
 from arl_lightning.datamodules.held_out import HeldOut, HeldOutLoader
 from arl_lightning.datamodules.resampling import collect_groups
-from arl_lightning.datamodules.rollout import Clock, EpisodeRequest, Player, group_episodes
+from arl_lightning.datamodules.rollout import Clock, EpisodeRequest, Player
 from arl_lightning.datamodules.rollout_loader import RolloutLoader
-from arl_lightning.datamodules.rollout_measures import check_errors, measure_clock, measure_episodes, measure_groups
+from arl_lightning.datamodules.rollout_measures import (
+    check_errors,
+    measure_clock,
+    measure_episodes,
+    measure_groups,
+    slowest_clock,
+)
+from arl_lightning.datamodules.row_shares import own_rows, score_rows
 from arl_lightning.datamodules.scene import Scene
 from arl_lightning.datamodules.task import Task
 from arl_lightning.functional.seeding import Stream, derive_seed
-from arl_lightning.protocols import RolloutPolicy
 from arl_lightning.types import (
     Advantages,
     ArlError,
@@ -35,6 +42,9 @@ from arl_lightning.types import (
 
 class RolloutDataModule(LightningDataModule):
     """Plays groups of episodes each epoch, asks the gates, scores the rows and cuts them into mini-batches.
+
+    Several processes share the work: each plays its part of the groups, scores its part of the rows and learns from its
+    part of every mini-batch. What is drawn, what is filtered and what is learnt do not depend on how many they are.
 
     Args:
         task: environment and presentation.
@@ -80,15 +90,16 @@ class RolloutDataModule(LightningDataModule):
         self.validation = validation or HeldOut()
         self.test = test or HeldOut()
         self._training = RolloutLoader(self.play_epoch, minibatches, lambda: self._scene().epoch)
+        self._crew = ALONE
         self._loaders: dict[str, HeldOutLoader] = {}
         self._player: Player | None = None
         self.max_error_share = max_error_share
         self.seed = seed
 
     def setup(self, stage: str) -> None:  # noqa: ARG002
-        """Refuses several processes: each would play the same tasks."""
-        if self.trainer is not None and self.trainer.world_size > 1:
-            raise ArlError("play is not yet divided among processes: use --trainer.devices 1")
+        """Learns with which processes the work is shared."""
+        if self.trainer is not None:
+            self._crew = Crew.of(self.trainer)
 
     # training
 
@@ -115,18 +126,19 @@ class RolloutDataModule(LightningDataModule):
         dialogue = self.task.context.bind(policy.tokenizer, self.task.prompt)
         player = self._player = self._player or Player(self.task, self.env_options)
         player.clock = Clock()
-        scene.announce("train", self.groups * self.group_size)
+        scene.announce("train", len(scene.crew.share([1] * self.groups)) * self.group_size)
         play = partial(self._play_groups, scene, player, dialogue)
         collected = collect_groups(play, scene.gates, self.groups, epoch)
         episodes = [episode for group in collected.played for episode in group.episodes]
         check_errors(episodes, self.max_error_share)
-        batches = player.clock.time("score", lambda: self._batches(collected.kept, policy, dialogue, epoch))
+        batches = player.clock.time("score", lambda: self._batches(collected.kept, scene, dialogue))
         tokens = sum(len(turn.completion.token_ids) for episode in episodes for turn in episode.turns)
+        slowest = slowest_clock(scene.crew.gather(lambda: player.clock.seconds))
         measures = {
             **measure_episodes("train", episodes),
             **measure_groups(collected.played),
             **collected.measures,
-            **measure_clock(player.clock.seconds, tokens),
+            **measure_clock(slowest, tokens),
         }
         scene.conclude(Rollout("train", epoch, tuple(collected.kept), measures))
         return batches
@@ -136,19 +148,18 @@ class RolloutDataModule(LightningDataModule):
     ) -> list[EpisodeGroup]:
         epoch = scene.epoch
         seeds = [derive_seed(self.seed, Stream.TRAIN_TASK, epoch, attempt, g) for g in range(count)]
-        requests = [
-            EpisodeRequest(seed, member, partial(derive_seed, self.seed, Stream.TRAIN_TOKEN, epoch, attempt, g, member))
+        token_seed = partial(derive_seed, self.seed, Stream.TRAIN_TOKEN, epoch, attempt)
+        requests_PG = [
+            [EpisodeRequest(seed, member, partial(token_seed, g, member)) for member in range(self.group_size)]
             for g, seed in enumerate(seeds)
-            for member in range(self.group_size)
         ]
-        return group_episodes(player.play(requests, scene, dialogue, self.decoding), self.group_size)
+        return player.play_groups(requests_PG, scene, dialogue, self.decoding)
 
-    def _batches(
-        self, groups: Sequence[EpisodeGroup], policy: RolloutPolicy, dialogue: Dialogue, epoch: int
-    ) -> list[TrajectoryBatch]:
+    def _batches(self, groups: Sequence[EpisodeGroup], scene: Scene, dialogue: Dialogue) -> list[TrajectoryBatch]:
+        policy = scene.policy
         rows = self._rows(groups, dialogue)
         tokens = collation.collate(rows, int(policy.tokenizer.pad_token_id or 0), self.decoding.temperature)
-        scores = policy.score(tokens)
+        scores = score_rows(tokens, policy, scene.crew)
         turns = sum(len(episode.turns) for group in groups for episode in group.episodes)
         turn_of_NT = collation.pad([row.turn_of_token for row in rows], -1, torch.int64)
         entropies_PGK = _nest(collation.turn_means(scores.entropies_NT, turn_of_NT, turns), groups)
@@ -156,7 +167,7 @@ class RolloutDataModule(LightningDataModule):
         advantages_PGK = policy.estimate_advantages(_penalize(groups, penalties_PGK), entropies_PGK)
         flat = [advantage for group in advantages_PGK for episode in group for advantage in episode]
         whole = collation.trajectory_batch(tokens, rows, scores, turn_of_NT, flat, policy.policy_version)
-        seed = derive_seed(self.seed, Stream.SHUFFLE, epoch)
+        seed = derive_seed(self.seed, Stream.SHUFFLE, scene.epoch)
         return collation.minibatches(whole, rows, self.minibatches, seed)
 
     def _rows(self, groups: Sequence[EpisodeGroup], dialogue: Dialogue) -> list[Row]:
@@ -182,6 +193,10 @@ class RolloutDataModule(LightningDataModule):
         """Portions of test episodes."""
         return self._loader("test", self.test)
 
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ARG002
+        """Of a mini-batch this process learns from its own rows; the loader gives the same whole one to all."""
+        return own_rows(batch, self._crew) if isinstance(batch, TrajectoryBatch) else batch
+
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Episodes stay where they are; tensors move."""
         return batch if isinstance(batch, Rollout) else super().transfer_batch_to_device(batch, device, dataloader_idx)
@@ -201,7 +216,7 @@ class RolloutDataModule(LightningDataModule):
         return self._loaders[stage]
 
     def _scene(self) -> Scene:
-        return Scene.of(self.trainer)
+        return Scene.of(self.trainer, self._crew)
 
 
 def _nest(by_turn: Sequence[float], groups: Sequence[EpisodeGroup]) -> Advantages:

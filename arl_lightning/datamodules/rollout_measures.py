@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
+
+from lightning.pytorch.utilities import rank_zero_warn
 
 from arl_lightning.functional.repetition import distinct_ngrams, repeated_tokens
 from arl_lightning.types import ArlError, Episode, EpisodeGroup, Measure, StopReason
@@ -45,6 +46,11 @@ def measure_groups(groups: Sequence[EpisodeGroup]) -> dict[str, Measure]:
     }
 
 
+def slowest_clock(clocks: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The most seconds that any process spent on each thing: the others wait for it."""
+    return {what: max(clock[what] for clock in clocks) for what in clocks[0]}
+
+
 def measure_clock(seconds: Mapping[str, float], tokens: int) -> dict[str, Measure]:
     """Seconds by what they were spent on, and sampled tokens a second of generation."""
     measures = {f"time/{what}_s": Measure(spent, 1) for what, spent in seconds.items()}
@@ -60,8 +66,8 @@ def check_errors(episodes: Sequence[Episode], max_share: float) -> None:
         ArlError: more than `max_share` of the episodes are not usable; it tells the first failure.
     """
     failed = [episode for episode in episodes if not episode.usable]
-    for error in dict.fromkeys(episode.error for episode in failed if episode.error):
-        warnings.warn(f"an environment failed, and its episode was left out:\n{error}", stacklevel=2)  # equal ones once
+    for error in dict.fromkeys(episode.error for episode in failed if episode.error):  # equal ones once
+        rank_zero_warn(f"an environment failed, and its episode was left out:\n{error}", stacklevel=4)
     if len(failed) > max_share * len(episodes):
         raise ArlError(
             f"{len(failed)} of {len(episodes)} episodes are not usable, more than max_error_share={max_share} allows; "

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
@@ -26,6 +26,7 @@ from arl_lightning.modules.objective import Objective
 from arl_lightning.modules.policy import ModelSource
 from arl_lightning.modules.policy_module import PolicyModule
 from arl_lightning.modules.reference import Reference, freeze_start
+from arl_lightning.modules.step_report import StepReport, sum_over_ranks
 from arl_lightning.types import (
     Advantages,
     Decoding,
@@ -34,7 +35,6 @@ from arl_lightning.types import (
     PassRecord,
     Rollout,
     Scores,
-    StepTotals,
     TokenBatch,
     TrajectoryBatch,
 )
@@ -174,7 +174,7 @@ class AgentModule(PolicyModule):
     def on_train_epoch_end(self) -> None:
         """The scheduler's step, and the most memory that was in use so far."""
         super().on_train_epoch_end()
-        self.log("memory/peak_gb", memory.peak_bytes(self.device) / 1e9)
+        self._log_peak("memory/peak_gb", memory.peak_bytes(self.device))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keeps which weights played the epoch under way, if a data module has put its rows into the checkpoint."""
@@ -188,7 +188,7 @@ class AgentModule(PolicyModule):
         self._epoch_version = checkpoint.get("epoch_version")
 
     def training_step(self, batch: TrajectoryBatch, batch_idx: int) -> Mapping[str, Any] | None:
-        """One optimiser step on one mini-batch; gives callbacks the records of its passes.
+        """One optimiser step on one mini-batch; gives callbacks the records of all ranks' passes.
 
         A batch without rows, which a filter set to `skip` leaves, is no step. Where scoring left the old log-probs to
         this step they are its own: every ratio is 1 by construction, and the first mini-batch checks nothing.
@@ -196,37 +196,40 @@ class AgentModule(PolicyModule):
         if batch_idx == 0:
             self._epoch_version = self.global_step
             self._log_measures(self._played)
-            cache = Measure(0, 0) if self._sampler is None else Measure(self._sampler.peak_bytes / 1e9, 1)
-            self._log_measures({"memory/cache_gb": cache})
+            if self._sampler is not None:
+                self._log_peak("memory/cache_gb", self._sampler.peak_bytes)
         if not len(batch):
             return None
         check_version(batch.policy_version, self._epoch_version)
         started = time.perf_counter()
         self.optimizer.zero_grad()
         passes = [batch.take(rows) for rows in self.passes(batch)]
-        self._log_measures({"throughput/padding_ratio": padding(passes)})
-        acted = self._sum([count(part.action_mask_NT, part.segment_ids_NT) for part in passes])
+        acted_by_pass = [count(part.action_mask_NT, part.segment_ids_NT) for part in passes]
+        acted = sum_over_ranks(self.trainer, acted_by_pass)
         first_pass = self._logprobs(passes[0]) if len(passes) == 1 else None
-        kept = self._sum([count(self._keep(part, first_pass), part.segment_ids_NT) for part in passes])
+        kept = sum_over_ranks(
+            self.trainer, [count(self._keep(part, first_pass), part.segment_ids_NT) for part in passes]
+        )
         records: list[PassRecord] = []
         loss = 0.0
         for cut in passes:
             logprobs_NT, entropies_NT = first_pass or self._logprobs(cut)
             part = self._with_old(cut, logprobs_NT)
-            if batch_idx == 0:
-                self._check_on_policy(logprobs_NT.detach(), part)
             share, record = self.objective.compute(logprobs_NT, entropies_NT, part, kept, acted)
             with nullcontext() if cut is passes[-1] else self._without_sync():
                 self.manual_backward(share * self.trainer.world_size)  # ranks are averaged, their shares add up
             loss += float(share.detach())
             records.append(record)
-        self._log_measures(measure_step(records, kept))
-        self.log("train/loss", loss, batch_size=1, on_step=False, on_epoch=True)
-        self.apply_gradient("train", loss)
+        report = StepReport(loss, padding(passes), records).of_all(self.trainer.world_size)
+        if batch_idx == 0:
+            self._check_on_policy(report.worst_log_ratio())
+        self._log_measures({"throughput/padding_ratio": report.padding, **measure_step(report.records, kept)})
+        self.log("train/loss", report.loss, batch_size=1, on_step=False, on_epoch=True)
+        self.apply_gradient("train", report.loss)
         self.log(
             "time/update_s", time.perf_counter() - started, batch_size=1, on_step=False, on_epoch=True, reduce_fx="sum"
         )
-        return {"records": records}
+        return {"records": report.records}
 
     def _logprobs(self, part: TrajectoryBatch) -> tuple[Tensor, Tensor]:
         with self.precision():
@@ -244,21 +247,12 @@ class AgentModule(PolicyModule):
         """`part` with the old log-probs that scoring left to the step, whose weights are still the old ones."""
         return replace(part, old_logprobs_NT=logprobs_NT.detach()) if self._left_to_step else part
 
-    def _sum(self, parts: Sequence[StepTotals]) -> StepTotals:
-        """Totals of all passes of all ranks."""
-        own = sum(parts, StepTotals(0, 0))
-        if self.trainer.world_size == 1:
-            return own
-        totals = torch.tensor([own.tokens, own.segments], device=self.device)
-        return StepTotals(*cast(Tensor, self.trainer.strategy.reduce(totals, reduce_op="sum")).tolist())
-
     def _without_sync(self) -> AbstractContextManager[None]:
         """Gradients of all passes but the last stay on their rank, so that ranks need not have equally many."""
         strategy = self.trainer.strategy
         return strategy.block_backward_sync() if isinstance(strategy, ParallelStrategy) else nullcontext()
 
-    def _check_on_policy(self, logprobs_NT: Tensor, part: TrajectoryBatch) -> None:
-        worst = float((logprobs_NT - part.old_logprobs_NT)[part.action_mask_NT].abs().max())
+    def _check_on_policy(self, worst: float) -> None:
         self.log("train/ratio/first_error", worst, batch_size=1, on_step=False, on_epoch=True, reduce_fx="max")
         exact = self.acting.model.dtype == torch.float32 and str(self.trainer.precision).startswith("32")
         check_on_policy(worst, self.ratio_tolerance, exact=exact)
@@ -288,6 +282,10 @@ class AgentModule(PolicyModule):
         name = f"{rollout.stage}/success_rate"
         share, seen = rollout.measures[name], self._successes.get(name, Measure(0, 0))
         self._successes[name] = Measure(share.total + seen.total, share.count + seen.count)
+
+    def _log_peak(self, name: str, peak_bytes: float) -> None:
+        """Gigabytes of the rank that took most."""
+        self.log(name, peak_bytes / 1e9, batch_size=1, on_step=False, on_epoch=True, reduce_fx="max", sync_dist=True)
 
     def _log_measures(self, measures: Mapping[str, Measure]) -> None:
         """Epoch means weighted by count: the sum over the sum of counts."""

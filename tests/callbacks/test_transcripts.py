@@ -11,10 +11,8 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch import distributed, multiprocessing
 
-from arl_lightning.callbacks.token_traces import TurnTrace
-from arl_lightning.callbacks.transcripts import Transcripts, of_all_ranks, token_texts
+from arl_lightning.callbacks.transcripts import Transcripts, token_texts
 from arl_lightning.protocols import RolloutObserver
 from arl_lightning.types import (
     ArlError,
@@ -177,22 +175,6 @@ def test_token_texts_join_to_the_response_and_split_no_character() -> None:
     texts = token_texts(Bytes(), token_ids)  # type: ignore[arg-type]
     assert texts == ["a", "", "", "√", "b", "", "\ufffdc", "", "\ufffd"]
     assert "".join(texts) == Bytes().decode(token_ids)
-
-
-def gather(rank: int, address: str, file: str) -> None:
-    """One of two processes, which found the traces of different turns."""
-    distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
-    own = {(0, rank): TurnTrace(rank, 0.5, (0.0,), (1.0,), (True,), (False,))}
-    found = of_all_ranks(own, world_size=2)
-    Path(f"{file}{rank}").write_text(repr(sorted((place, trace.minibatch) for place, trace in found.items())))
-    distributed.destroy_process_group()
-
-
-@pytest.mark.slow
-def test_the_first_process_writes_what_all_of_them_traced(tmp_path: Path) -> None:
-    multiprocessing.spawn(gather, (f"file://{tmp_path / 'meet'}", str(tmp_path / "found")), nprocs=2)  # type: ignore[attr-defined, no-untyped-call]
-    for rank in range(2):
-        assert (tmp_path / f"found{rank}").read_text() == "[((0, 0), 0), ((0, 1), 1)]"
 
 
 class Blanks:

@@ -15,7 +15,6 @@ from arl_lightning.callbacks.dynamic_filtering import DynamicFiltering
 from arl_lightning.datamodules.conversation import Context, FullContext
 from arl_lightning.datamodules.held_out import HeldOut
 from arl_lightning.datamodules.prompting import TaggedAction
-from arl_lightning.datamodules.rollout import group_episodes
 from arl_lightning.datamodules.rollout_datamodule import RolloutDataModule
 from arl_lightning.functional.seeding import Stream, derive_seed
 from arl_lightning.modules.agent_module import AgentModule
@@ -25,17 +24,15 @@ from arl_lightning.modules.objective import Objective
 from arl_lightning.modules.surrogates import TokenClip
 from arl_lightning.modules.tiny_model import TinyModel
 from arl_lightning.protocols import AdvantageEstimator
-from arl_lightning.testing import WORDS, ScriptedPolicy, attach, scripted_episode, scripted_task
+from arl_lightning.testing import WORDS, ScriptedPolicy, attach, scripted_task
 from arl_lightning.types import (
     Advantages,
     ArlError,
     Decoding,
-    Episode,
     EpisodeGroup,
     Measure,
     Rollout,
     Scores,
-    StopReason,
     TokenBatch,
     TrajectoryBatch,
 )
@@ -410,11 +407,6 @@ def test_a_module_that_cannot_act_is_refused_by_name() -> None:
 def test_play_needs_a_trainer() -> None:
     with pytest.raises(RuntimeError, match="attach the data module to a Trainer"):
         list(module().train_dataloader())
-
-
-def test_groups_are_consecutive_runs_of_episodes() -> None:
-    episodes: list[Episode] = [scripted_episode([float(n)], stop=StopReason.TURN_LIMIT) for n in range(6)]
-    assert [group.episodes for group in group_episodes(episodes, 2)] == [tuple(episodes[i : i + 2]) for i in (0, 2, 4)]
 
 
 # under the real Trainer

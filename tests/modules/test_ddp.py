@@ -8,17 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 
+import arl_lightning
+
 SCRIPT = Path(__file__).with_name("ddp_fit.py")
 
 
 def step(folder: Path, aggregation: str, devices: int) -> dict[str, torch.Tensor]:
     output = folder / f"{devices}.pt"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    package = Path(arl_lightning.__file__).parents[1]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(package)}
     subprocess.run(
         [sys.executable, str(SCRIPT), str(output), aggregation, str(devices)],
         check=True,
         env=environment,
-        timeout=120,
+        timeout=600,
         capture_output=True,
     )
     weights: dict[str, torch.Tensor] = torch.load(output, weights_only=True)
