@@ -27,7 +27,8 @@ def test_ten_epochs_of_faulty_environments_finish_and_count_what_they_lost(
     options += [f"{task}workers", "{processes: 2, step_timeout_s: 1.5}"]
     options += ["--data.max_error_share", "0.9", "--data.groups", "4", "--data.group_size", "4"]
     options += ["--trainer.max_epochs", "10", "--trainer.limit_val_batches", "0", "--callbacks.filtering", "null"]
-    options += ["--callbacks.transcripts.episodes", "4", "--callbacks.transcripts.every_n_epochs", "1"]
+    options += ["--callbacks.transcripts.groups", "4", "--callbacks.transcripts.members", "1"]
+    options += ["--callbacks.transcripts.every_n_epochs", "1"]
     main(small_run("fit", "faulty", *options))
     ratios = [value for _, value in outcome("faulty").metrics["train/error_ratio"]]
     assert len(ratios) == 10
