@@ -227,7 +227,7 @@ def _onednn_is_faster() -> bool:
 
     By what the processor is, not by a measurement: a resumed run must multiply as the first part did.
     """
-    if not (torch.backends.mkl.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
+    if not (torch.backends.mkl.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):  # type: ignore[no-untyped-call]
         return False
     facts = Path("/proc/cpuinfo")
     maker = facts.read_text() if facts.is_file() else platform.processor()
