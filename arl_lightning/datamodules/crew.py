@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy, XLAStrategy
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
 from torch import distributed
 
 from arl_lightning.types import ArlError
@@ -38,7 +38,7 @@ class Crew:
         """
         strategy = trainer.strategy
         whole = isinstance(strategy, (SingleDeviceStrategy, DDPStrategy))
-        if not whole or isinstance(strategy, (DeepSpeedStrategy, XLAStrategy)):
+        if not whole or isinstance(strategy, DeepSpeedStrategy):  # which is a DDPStrategy by name only
             raise ArlError(
                 f"play and scoring read whole weights in every process, which {type(strategy).__name__} does not keep: "
                 "use --trainer.strategy ddp, and a 4-bit base where one device is too small"

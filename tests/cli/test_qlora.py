@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.cli.conftest import Outcome, SmallRun
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-PRESETS = sorted((CONFIGS / "hardware").glob("gpu_*.yaml"))
+PRESETS = sorted((CONFIGS / "hardware").glob("gpu_*gb.yaml"))
 Read = Callable[[str], "Outcome"]
 Parse = Callable[[list[str]], dict[str, Any]]
 
