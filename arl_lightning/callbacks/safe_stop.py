@@ -119,15 +119,21 @@ class SafeStop(Callback):
 
 def _position(trainer: Trainer) -> tuple[int, int]:
     """Epochs and mini-batches that are done."""
-    loop = trainer.fit_loop
-    return loop.epoch_progress.current.processed, loop.epoch_loop.batch_progress.total.processed
+    epochs, batches = _progress(trainer)
+    return epochs.current.processed, batches.total.processed
 
 
 def _inside_epoch(trainer: Trainer) -> bool:
-    progress = trainer.fit_loop.epoch_progress.current
-    return progress.processed < progress.started
+    epochs, _ = _progress(trainer)
+    return bool(epochs.current.processed < epochs.current.started)
 
 
 def _in_play(trainer: Trainer) -> bool:
     """Whether an epoch's first mini-batch is still to come."""
-    return _inside_epoch(trainer) and trainer.fit_loop.epoch_loop.batch_progress.current.processed == 0
+    _, batches = _progress(trainer)
+    return _inside_epoch(trainer) and batches.current.processed == 0
+
+
+def _progress(trainer: Trainer) -> tuple[Any, Any]:
+    """Lightning's counters of epochs and of mini-batches, which it annotates too narrowly."""
+    return trainer.fit_loop.epoch_progress, trainer.fit_loop.epoch_loop.batch_progress
