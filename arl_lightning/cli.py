@@ -5,7 +5,12 @@ from __future__ import annotations
 import errno
 import logging
 import os
+<<<<<<< HEAD
 import signal
+=======
+import pickle
+import re
+>>>>>>> survive
 import sys
 import warnings
 from collections.abc import Sequence
@@ -69,10 +74,8 @@ def main(args: Sequence[str] | None = None) -> None:
         try:
             _run(words, stop)
         except SIGTERMException:
-            name = (stop.received or signal.SIGTERM).name
-            remedy = "continue with --ckpt_path last" if stop.left_a_checkpoint else "there is nothing to continue from"
-            print(f"arl: stopped by {name}; {remedy}", file=sys.stderr)
-            sys.exit(128 + (stop.received or signal.SIGTERM))
+            print(f"arl: {stop.sentence()}", file=sys.stderr)
+            sys.exit(128 + stop.received)
         except (ArlError, MisconfigurationException, OSError) as error:
             if os.environ.get("ARL_TRACEBACK"):
                 raise

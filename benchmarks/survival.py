@@ -11,6 +11,7 @@ scalar but times must equal the uninterrupted run's to the bit. Every second run
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import random
 import shutil
@@ -64,7 +65,7 @@ class Calls:
     count: int = -1
     changes: list[tuple[int, str]] = field(default_factory=list)
 
-    def profile(self, frame: FrameType, event: str, argument: Any) -> None:
+    def profile(self, frame: FrameType, event: str, _: Any) -> None:
         phase = PHASES.get(frame.f_code) if event in ("call", "return") else None
         if self.count < 0 and phase != "play":
             return
@@ -149,7 +150,7 @@ def moments(changes: Sequence[tuple[int, str]], rng: random.Random) -> list[int]
     for phase, wanted in WANTED.items():
         spans = [
             range(start, end)
-            for (start, what), (end, _) in zip(changes, changes[1:], strict=False)
+            for (start, what), (end, _) in itertools.pairwise(changes)
             if what == phase and end > start
         ]
         chosen += [rng.choice(span) for span in rng.choices(spans, weights=[len(s) for s in spans], k=wanted)]

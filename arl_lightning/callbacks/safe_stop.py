@@ -27,10 +27,10 @@ class SafeStop(Callback):
     """
 
     def __init__(self) -> None:
-        self.received: signal.Signals | None = None
+        self.received = signal.SIGTERM
         self._asked = False
         self._waits = False
-        self._folder: Path | None = None
+        self._writer: ModelCheckpoint | None = None
         self._began_at = self._saved_at = (0, 0)
         self._handlers: dict[signal.Signals, Any] = {}
 
@@ -44,13 +44,18 @@ class SafeStop(Callback):
         for signum, handler in self._handlers.items():
             signal.signal(signum, handler)
 
+    def sentence(self) -> str:
+        """What ended the run, and how to go on if there is a checkpoint that `--ckpt_path last` finds."""
+        goes_on = self._folder is not None and any(self._folder.glob("last*.ckpt"))
+        remedy = "continue with --ckpt_path last" if goes_on else "there is nothing to continue from"
+        return f"stopped by {self.received.name}; {remedy}"
+
     @property
-    def left_a_checkpoint(self) -> bool:
-        """Whether there is one that `--ckpt_path last` finds."""
-        return self._folder is not None and any(self._folder.glob("last*.ckpt"))
+    def _folder(self) -> Path | None:
+        return None if self._writer is None or self._writer.dirpath is None else Path(self._writer.dirpath)
 
     def _on_sigint(self, signum: int, frame: FrameType | None) -> None:
-        if self.received is not None:
+        if self._asked:
             os._exit(128 + signum)  # worker processes end with their parent
         self.received = signal.SIGINT
         signal.raise_signal(signal.SIGTERM)  # which Lightning passes on to all ranks
@@ -59,7 +64,6 @@ class SafeStop(Callback):
         if self._asked:  # the way out must not be interrupted
             return
         self._asked = True
-        self.received = self.received or signal.SIGTERM
         if not self._waits:
             raise SIGTERMException
         print("arl: stopping after the present mini-batch; Ctrl-C ends at once", file=sys.stderr)
@@ -71,10 +75,9 @@ class SafeStop(Callback):
             raise SIGTERMException
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Notes where the run's checkpoints lie."""
+        """Notes who writes the run's checkpoints, and so where."""
         written = (callback for callback in trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint))
-        if stage == "fit" and (checkpoint := next(written, None)) is not None:
-            self._folder = Path(checkpoint.dirpath or Path(trainer.default_root_dir) / "checkpoints")
+        self._writer = next(written, None) if stage == "fit" else None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Notes what has been saved."""
@@ -88,8 +91,8 @@ class SafeStop(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The checkpoint of an epoch's end has taken the place of one inside it."""
         superseded = self._began_at != self._saved_at == _position(trainer)
-        if superseded and self._folder is not None and trainer.is_global_zero:
-            (self._folder / STOPPED).unlink(missing_ok=True)
+        if superseded and self._folder is not None and (file := self._folder / STOPPED).is_file():
+            file.unlink(missing_ok=True)  # another rank may be faster
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """A step must not be cut short."""
@@ -109,23 +112,28 @@ class SafeStop(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Saves on the way out what no checkpoint holds yet."""
-        told = isinstance(exception, SIGTERMException) and self._folder is not None
-        if told and self._saved_at != _position(trainer) and not _in_play(trainer):
-            assert self._folder is not None
-            trainer.save_checkpoint(self._folder / STOPPED)
+        folder, told = self._folder, isinstance(exception, SIGTERMException)
+        if folder is not None and told and self._saved_at != _position(trainer) and not _in_play(trainer):
+            trainer.save_checkpoint(folder / STOPPED)
 
 
 def _position(trainer: Trainer) -> tuple[int, int]:
     """Epochs and mini-batches that are done."""
-    loop = trainer.fit_loop
-    return loop.epoch_progress.current.processed, loop.epoch_loop.batch_progress.total.processed
+    epochs, batches = _progress(trainer)
+    return epochs.current.processed, batches.total.processed
 
 
 def _inside_epoch(trainer: Trainer) -> bool:
-    progress = trainer.fit_loop.epoch_progress.current
-    return progress.processed < progress.started
+    epochs, _ = _progress(trainer)
+    return bool(epochs.current.processed < epochs.current.started)
 
 
 def _in_play(trainer: Trainer) -> bool:
     """Whether an epoch's first mini-batch is still to come."""
-    return _inside_epoch(trainer) and trainer.fit_loop.epoch_loop.batch_progress.current.processed == 0
+    _, batches = _progress(trainer)
+    return _inside_epoch(trainer) and batches.current.processed == 0
+
+
+def _progress(trainer: Trainer) -> tuple[Any, Any]:
+    """Lightning's counters of epochs and of mini-batches, which it annotates too narrowly."""
+    return trainer.fit_loop.epoch_progress, trainer.fit_loop.epoch_loop.batch_progress

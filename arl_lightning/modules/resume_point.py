@@ -14,7 +14,7 @@ EpochMetric = Mapping[str, Any]
 
 def keep_metrics(trainer: Trainer) -> list[EpochMetric]:
     """What the epoch under way has logged so far; nothing when it is over."""
-    progress = trainer.fit_loop.epoch_progress.current
+    progress: Any = trainer.fit_loop.epoch_progress.current
     if progress.processed == progress.started:
         return []
     return [

@@ -50,9 +50,13 @@ def whole(small_run: SmallRun, outcome: Read) -> Outcome:
 
 
 def check_same(resumed: Outcome, whole: Outcome) -> None:
+    check_learned(resumed, whole)
+    assert resumed.metrics == whole.metrics
+
+
+def check_learned(resumed: Outcome, whole: Outcome) -> None:
     for part in ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch"):
         assert_equal(resumed.checkpoint[part], whole.checkpoint[part], part)
-    assert resumed.metrics == whole.metrics
 
 
 def played(folder: Path) -> list[int]:
@@ -66,7 +70,7 @@ def played(folder: Path) -> list[int]:
     [
         (signal.SIGTERM, "update", 143, 2),  # the fifth step is the second of the second epoch
         pytest.param(signal.SIGINT, "update", 130, 2, marks=pytest.mark.slow),
-        (signal.SIGTERM, "validation", 143, 3),
+        pytest.param(signal.SIGTERM, "validation", 143, 3, marks=pytest.mark.slow),
     ],
 )
 def test_a_run_told_to_stop_inside_an_epoch_goes_on_there_to_the_bit(
@@ -111,8 +115,7 @@ def test_a_checkpoint_of_any_step_goes_on_to_the_bit(
     file = runs / folder / "steps" / f"step={step}.ckpt"
     main(small_run("fit", f"{folder}_resumed", *LENGTH, "--ckpt_path", str(file)))
     resumed = outcome(f"{folder}_resumed")
-    for part in ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch"):
-        assert_equal(resumed.checkpoint[part], whole.checkpoint[part], part)
+    check_learned(resumed, whole)
     # steps 3, 6 and 9 end an epoch, which logs under the step before
     expected = {name: [point for point in points if point[0] >= 3] for name, points in whole.metrics.items()}
     assert resumed.metrics == {name: points for name, points in expected.items() if points}
@@ -169,7 +172,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     ("leaves", "sentence"),
     [
         (100_000, "cannot be written: No space left on device; the one before is whole"),  # a checkpoint has 200 kB
-        (0, "the run's folder can hold no more, No space left on device: make room"),  # nor can the log be written
+        pytest.param(  # nor can transcripts and the log be written
+            0, "the run's folder can hold no more, No space left on device: make room", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_full_disk_is_one_sentence_and_the_last_checkpoint_goes_on_when_there_is_room(
@@ -182,14 +187,15 @@ def test_a_full_disk_is_one_sentence_and_the_last_checkpoint_goes_on_when_there_
     whole: Outcome,
 ) -> None:
     fills = ("--trainer.callbacks+", json.dumps({"class_path": "deadly.Glut", "init_args": {"leaves": leaves}}))
-    assert sentence in refusal(small_run("fit", str(small_disk), *LENGTH, *fills))
+    wordy = ("--callbacks.transcripts.every_n_epochs", "1", "--callbacks.transcripts.episodes", "4")
+    assert sentence in refusal(small_run("fit", str(small_disk), *LENGTH, *wordy, *fills))
     assert sorted(file.name for file in (small_disk / "checkpoints").iterdir()) == ["last.ckpt"]
     (small_disk / "glut").unlink()
     main(small_run("fit", str(small_disk), *LENGTH, "--ckpt_path", "last"))
-    for part in ("state_dict", "optimizer_states", "global_step"):
-        assert_equal(outcome(str(small_disk)).checkpoint[part], whole.checkpoint[part], part)
+    check_learned(outcome(str(small_disk)), whole)  # the log has some points twice
 
 
+@pytest.mark.slow
 def test_a_folder_that_can_no_longer_be_written_is_one_sentence(
     small_run: SmallRun, runs: Path, refusal: Callable[[list[str]], str], outcome: Read, whole: Outcome
 ) -> None:
@@ -202,11 +208,11 @@ def test_a_folder_that_can_no_longer_be_written_is_one_sentence(
     (runs / folder / "aside").rename(runs / folder / "checkpoints")
     (runs / folder / "checkpoints" / "last.ckpt.part").touch()  # what a kill in writing leaves
     main(small_run("fit", folder, *LENGTH, "--ckpt_path", "last"))
-    check_same(outcome(folder), whole)
+    check_learned(outcome(folder), whole)
     assert [file.name for file in (runs / folder / "checkpoints").iterdir()] == ["last.ckpt"]
 
 
-@pytest.mark.parametrize("workers", ["null", "{processes: 2}"])
+@pytest.mark.parametrize("workers", ["null", pytest.param("{processes: 2}", marks=pytest.mark.slow)])
 def test_play_that_is_cut_short_leaves_nothing_running(
     workers: str, small_run: SmallRun, runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
