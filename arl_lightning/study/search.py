@@ -6,7 +6,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
@@ -38,6 +38,7 @@ class Search:
         epochs: rollouts of every trial; null for those of the study.
         prune_after: epoch from which a trial that is below the median of earlier ones is given up; null for never.
         storage: database URL of Optuna; null for an SQLite file in the search's folder.
+        folder: where the study file is sought; that of the search's own file.
     """
 
     name: str
@@ -51,7 +52,7 @@ class Search:
     epochs: int | None = None
     prune_after: int | None = None
     storage: str | None = None
-    folder: Path = field(default=Path(), init=False)
+    folder: Path = Path()
 
     def __post_init__(self) -> None:
         if self.trials < 1 or not self.seeds or not self.spaces:
