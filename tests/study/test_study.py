@@ -156,7 +156,12 @@ def test_a_study_that_was_killed_goes_on_and_reports_every_run(study: Path) -> N
     page = (folder / "report.html").read_text()
     assert "2 of 3 runs are finished" in page
     assert "did you mean" in page  # why the third failed
-    assert {path.name for path in folder.iterdir()} == {"report.html", "runs.csv", "curves.png", "results_sokoban.png"}
+    assert {path.name for path in folder.iterdir()} == {
+        "report.html",
+        "runs.csv",
+        "curves_sokoban.png",
+        "results_sokoban.png",
+    }
     assert page.count("data:image/png;base64,") == 2
     found = rows(folder)
     assert {method: row["status"] for method, row in found.items()} == {
