@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -101,6 +101,7 @@ class Study:
         baseline: method that the others are compared with.
         measure: what decides: success on held-out tasks as `sampled`, or another column of the results.
         predictions: what was expected, in a form that can be checked.
+        folder: where files are sought first; that of the study's own file.
     """
 
     name: str
@@ -113,7 +114,7 @@ class Study:
     baseline: str = "grpo"
     measure: str = "sampled"
     predictions: tuple[Prediction, ...] = ()
-    folder: Path = field(default=Path(), init=False)
+    folder: Path = Path()
 
     def __post_init__(self) -> None:
         for name, found in (("tasks", self.tasks), ("methods", self.methods), ("seeds", self.seeds)):
@@ -148,7 +149,7 @@ def shortened(path: Path) -> Path:
 
 
 def read(kind: type[T], file: str) -> T:
-    """The definition in a YAML file; it knows the folder that it lies in.
+    """The definition in a YAML file, which also knows the folder that it lies in.
 
     Raises:
         ArlError: the file is not there, or says what no definition of this kind says.
@@ -157,10 +158,8 @@ def read(kind: type[T], file: str) -> T:
     if not path.is_file():
         raise ArlError(f"there is no file {file!r}")
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(kind)
+    parser.add_class_arguments(kind, skip={"folder"})
     try:
-        found: T = kind(**parser.instantiate(parser.parse_path(path)))
+        return kind(**parser.instantiate(parser.parse_path(path)), folder=path.resolve().parent)
     except ArgumentError as error:
         raise ArlError(f"{file}: {' '.join(str(error).split())}") from error
-    object.__setattr__(found, "folder", path.resolve().parent)
-    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,22 +20,31 @@ DIAGNOSTICS = {
 }
 
 
-def draw_curves(runs: Sequence[Run], path: Path) -> None:
-    """Success over rollouts, a panel a task: the mean over seeds, and the band from the worst to the best of them."""
-    tasks = list(dict.fromkeys(run.task for run in runs))
-    figure, axes = _panels(len(tasks), "success in training, sampled")
-    for panel, task in zip(axes, tasks, strict=True):
-        for color, (method, drawn) in zip(_colors(runs), _by_method(runs, task).items(), strict=True):
-            table = _table(drawn, SUCCESS)
-            if table.empty:
-                continue
-            smooth = table.rolling(5, min_periods=1).mean()
-            panel.plot(smooth.index, smooth.mean(axis=1), color=color, label=method)
-            panel.fill_between(
-                smooth.index, smooth.min(axis=1), smooth.max(axis=1), color=color, alpha=0.12, linewidth=0
-            )
-        panel.set(title=task, xlabel="rollout", ylim=(0, 1))
-    axes[0].legend(frameon=False, fontsize=7, ncols=2)
+def draw_curves(runs: Sequence[Run], baseline: str, path: Path) -> None:
+    """Success over rollouts on one task, a panel a method: every seed, their mean and band, and the baseline's mean."""
+    by_method: dict[str, list[Run]] = {}
+    for run in runs:
+        by_method.setdefault(run.method, []).append(run)
+    tables = {method: _smooth(found, SUCCESS) for method, found in by_method.items()}
+    columns = min(5, len(tables))
+    rows = math.ceil(len(tables) / columns)
+    figure, axes = _pyplot().subplots(
+        rows, columns, figsize=(1 + 2.4 * columns, 2.2 * rows), sharex=True, sharey=True, squeeze=False
+    )
+    figure.set_layout_engine("constrained")
+    for panel, (method, table) in zip(axes.flat, tables.items(), strict=False):
+        if baseline in tables and method != baseline:
+            panel.plot(tables[baseline].mean(axis=1), color="#969696", linestyle="--", linewidth=1)
+        panel.fill_between(table.index, table.min(axis=1), table.max(axis=1), color="#9ecae1", alpha=0.4, linewidth=0)
+        panel.plot(table, color="#6baed6", linewidth=0.6)
+        panel.plot(table.mean(axis=1), color="#08306b", linewidth=1.6)
+        panel.set_title(method, fontsize=9)
+        panel.set_ylim(0, 1)
+        panel.spines[["top", "right"]].set_visible(False)
+    for panel in axes.flat[len(tables) :]:
+        panel.set_visible(False)
+    figure.supxlabel("rollout", fontsize=9)
+    figure.supylabel("success in training, sampled", fontsize=9)
     _save(figure, path)
 
 
@@ -56,13 +66,14 @@ def draw_results(estimates: Mapping[str, Estimate], title: str, path: Path) -> N
 def draw_diagnostics(run: Run, path: Path) -> None:
     """What moved when in one run, with a line where it collapsed."""
     shown = {name: title for name, title in DIAGNOSTICS.items() if run.curves.get(name)}
-    figure, axes = _panels(len(shown), "")
-    for panel, (name, title) in zip(axes, shown.items(), strict=True):
+    figure, axes = _pyplot().subplots(1, len(shown), figsize=(3.2 * len(shown), 3), layout="constrained", squeeze=False)
+    for panel, (name, title) in zip(axes.flat, shown.items(), strict=True):
         points = run.curves[name]
         panel.plot(list(points), list(points.values()), color="#08519c")
         panel.axvline(run.numbers["collapsed_at"], color="#cb181d", linewidth=1)
-        panel.set(title=title, xlabel="rollout")
-        panel.title.set_fontsize(8)
+        panel.set_title(title, fontsize=8)
+        panel.set_xlabel("rollout")
+        panel.spines[["top", "right"]].set_visible(False)
     _save(figure, path)
 
 
@@ -71,35 +82,10 @@ def _pyplot() -> Any:
     return load_extra("matplotlib.pyplot", extra="study")
 
 
-def _panels(count: int, label: str) -> tuple[Any, Sequence[Any]]:
-    figure, axes = _pyplot().subplots(
-        1, count, figsize=(max(7, 3.2 * count), 3.2 if count > 1 else 4.5), layout="constrained", squeeze=False
-    )
-    axes[0][0].set_ylabel(label)
-    for panel in axes[0]:
-        panel.spines[["top", "right"]].set_visible(False)
-    return figure, list(axes[0])
-
-
-def _colors(runs: Sequence[Run]) -> Sequence[Any]:
-    methods = dict.fromkeys(run.method for run in runs)
-    colors = _pyplot().get_cmap("tab20" if len(methods) > 10 else "tab10")
-    return [colors(place % colors.N) for place in range(len(methods))]
-
-
-def _by_method(runs: Sequence[Run], task: str) -> Mapping[str, list[Run]]:
-    found: dict[str, list[Run]] = {run.method: [] for run in runs}
-    for run in runs:
-        if run.task == task:
-            found[run.method].append(run)
-    return found
-
-
-def _table(runs: Sequence[Run], name: str) -> Any:
-    """Rollouts by runs; a run that has nothing of it yet is left out."""
-    return load_extra("pandas", extra="study").DataFrame(
-        {run.cell.seed: dict(run.curves[name]) for run in runs if name in run.curves}
-    )
+def _smooth(runs: Sequence[Run], name: str) -> Any:
+    """Rollouts by runs, as running means of five; a run that has nothing of it is left out."""
+    curves = {run.cell.seed: dict(run.curves[name]) for run in runs if name in run.curves}
+    return load_extra("pandas", extra="study").DataFrame(curves).rolling(5, min_periods=1).mean()
 
 
 def _save(figure: Any, path: Path) -> None:

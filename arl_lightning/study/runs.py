@@ -76,7 +76,9 @@ def read_metrics(folder: Path, verb: str) -> dict[str, float]:
 
 
 def read_curves(folder: Path) -> dict[str, dict[int, float]]:
-    """Values by epoch, from 1, of every metric that the run in `folder` logged."""
+    """Values by epoch, from 1, of every metric that the run in `folder` logged; none before it has begun."""
+    if not folder.is_dir():
+        return {}
     events = _events(folder)
     names = events.Tags()["scalars"]
     if "epoch" not in names:

@@ -6,7 +6,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
@@ -38,6 +38,7 @@ class Search:
         epochs: rollouts of every trial; null for those of the study.
         prune_after: epoch from which a trial that is below the median of earlier ones is given up; null for never.
         storage: database URL of Optuna; null for an SQLite file in the search's folder.
+        folder: where the study file is sought; that of the search's own file.
     """
 
     name: str
@@ -51,7 +52,7 @@ class Search:
     epochs: int | None = None
     prune_after: int | None = None
     storage: str | None = None
-    folder: Path = field(default=Path(), init=False)
+    folder: Path = Path()
 
     def __post_init__(self) -> None:
         if self.trials < 1 or not self.seeds or not self.spaces:
@@ -114,7 +115,7 @@ def _search(search: Search, study: Study, method: str, folder: Path, root: Path)
         return play(trial, cells, search.metric)
 
     while True:
-        states = Counter(_state(trial) for trial in trials.get_trials(deepcopy=False))
+        states = Counter(state_of(trial) for trial in trials.get_trials(deepcopy=False))
         if states["ended"] + states["running"] < search.trials:
             # anew for each trial, else every worker, and a search that goes on, would begin with the same draws
             trials.sampler = _sampler(search, seed=search.seeds[0] + states.total(), space=space)
@@ -126,7 +127,7 @@ def _search(search: Search, study: Study, method: str, folder: Path, root: Path)
             return _write_best(search, trials, folder / f"{method}.yaml", space)
 
 
-def _state(trial: Any) -> str:
+def state_of(trial: Any) -> str:
     """`ended`, as also a trial whose run failed; `lost` with its worker, and then tried again; or still to come."""
     match trial.state.name:
         case "COMPLETE" | "PRUNED":
@@ -145,7 +146,8 @@ def _scouts(search: Search) -> int:
 def _sampler(search: Search, seed: int, space: Space) -> Any:
     samplers = load_extra("optuna.samplers", extra="study")
     if search.sampler == "grid":
-        return samplers.GridSampler({name: found.values for name, found in space.items()}, seed=search.seeds[0])
+        grid = {name: found.values for name, found in space.items() if isinstance(found, Choices)}
+        return samplers.GridSampler(grid, seed=search.seeds[0])
     if search.sampler == "random":
         return samplers.RandomSampler(seed=seed)
     return samplers.TPESampler(seed=seed, n_startup_trials=_scouts(search))

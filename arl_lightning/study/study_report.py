@@ -33,7 +33,8 @@ A prediction holds when the interval of the paired difference lies wholly on its
 other, and is open otherwise; predictions are not corrected for their number.
 """
 _CURVES = """
-Lines are means over seeds of running means of five rollouts; bands go from the lowest to the highest seed.
+Running means of five rollouts: thin lines are seeds, the band goes from the lowest to the highest, the thick line is
+their mean, and the dashed one that of the baseline.
 """
 
 
@@ -81,8 +82,11 @@ def _findings(study: Study, finished: list[Run], tables: Tables, folder: Path) -
             picture = folder / f"results_{name.replace(' ', '_')}.png"
             draw_results(estimates, f"{study.measure}, mean and 95 % interval", picture)
             yield f"<h3>{escape(name)}</h3>" + _table(tables.results(tasks)) + _image(picture)
-    draw_curves(finished, picture := folder / "curves.png")
-    yield "<h2>Learning curves</h2>" + _image(picture) + _note(_CURVES)
+    yield "<h2>Learning curves</h2>" + _note(_CURVES)
+    for task in study.tasks:
+        if drawn := [run for run in finished if run.task == task]:
+            draw_curves(drawn, study.baseline, picture := folder / f"curves_{task}.png")
+            yield f"<h3>{escape(task)}</h3>" + _image(picture)
     yield "<h2>Collapsed runs</h2>" + _note(COLLAPSE) + _table(tables.collapses())
     for run in finished:
         if run.numbers["collapsed"]:
