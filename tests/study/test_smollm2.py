@@ -62,8 +62,7 @@ def hashes(smollm2: Path, runs: Path, command: Command) -> list[str]:
         patch.syspath_prepend(Path(__file__).parent)
         watch = ("--trainer.callbacks", "[{class_path: base_watch.BaseWatch}]")
         main(command("fit", "clone", smollm2, *watch))
-        short = ("--trainer.max_epochs", "4", "--trainer.limit_val_batches", "0", "--data.groups", "6")
-        main(command("fit", "sampo", runs / "clone" / "model", *watch, *short))
+        main(command("fit", "sampo", runs / "clone" / "model", *watch, "--trainer.limit_val_batches", "0"))
         seen: list[str] = sys.modules["base_watch"].BaseWatch.seen
         return seen
 
