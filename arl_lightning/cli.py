@@ -5,12 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-<<<<<<< HEAD
-import signal
-=======
-import pickle
-import re
->>>>>>> survive
 import sys
 import warnings
 from collections.abc import Sequence
