@@ -52,7 +52,7 @@ class _Product(torch.autograd.Function):
         return product(inputs, weight, bias)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, pull: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         inputs, weight = ctx.saved_tensors
         needs_bias = ctx.needs_input_grad[2]

@@ -346,5 +346,5 @@ def test_scores_are_read_by_a_reward_penalty_and_by_estimators_that_do_not_deny_
     for estimator in (GroupNormalized(), LeaveOneOut(), GiGPO()):
         assert not replace(OBJECTIVE, advantage=estimator).reads_scores
         assert replace(OBJECTIVE, advantage=estimator, reward_kl=RewardKL(0.1)).reads_scores
-    for estimator in (EMPG(), EMPG(base=GiGPO()), Unheard()):
-        assert replace(OBJECTIVE, advantage=estimator).reads_scores
+    for reader in (EMPG(), EMPG(base=GiGPO()), Unheard()):
+        assert replace(OBJECTIVE, advantage=reader).reads_scores
