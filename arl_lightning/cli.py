@@ -28,6 +28,7 @@ _NOISE = (
     r".*module\(s\) in eval mode.*",  # the reference is meant to be
     ".*your dataloader is not resumable.*",  # the data module is
     ".*The checkpoint will contain the model state AFTER optimization.*",  # as it should
+    r".*It is recommended to use .self\.log.*sync_dist=True.*",  # what is logged is of all processes already
     ".*LeafSpec.*is deprecated.*",
 )
 

@@ -208,6 +208,8 @@ class ArlCLI(LightningCLI):
         self._write_metrics("test")
 
     def _write_metrics(self, verb: str) -> None:
+        if not self.trainer.is_global_zero:
+            return
         metrics = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
         root = Path(self.trainer.default_root_dir)
         root.mkdir(parents=True, exist_ok=True)

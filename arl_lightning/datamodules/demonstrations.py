@@ -57,6 +57,11 @@ class DemonstrationDataModule(LightningDataModule):
         self._rows: list[Row] = []
         self._resumed: dict[str, int] = {}
 
+    def setup(self, stage: str) -> None:  # noqa: ARG002
+        """Refuses several processes, which would not sum their gradients over equally many tokens."""
+        if self.trainer is not None and self.trainer.world_size > 1:
+            raise ArlError("cloning is not divided among processes: use --trainer.devices 1, it takes minutes")
+
     def train_dataloader(self) -> DataLoader[TokenBatch]:
         """This epoch's mini-batches, drawn by (seed, epoch) from demonstrations that the seed alone decides."""
         trainer = cast(Any, self.trainer)
@@ -82,7 +87,7 @@ class DemonstrationDataModule(LightningDataModule):
     def state_dict(self) -> dict[str, int]:
         """How many mini-batches of which epoch are done."""
         trainer = cast(Any, self.trainer)
-        done = trainer.fit_loop.epoch_loop.batch_progress.current.processed * trainer.world_size
+        done = trainer.fit_loop.epoch_loop.batch_progress.current.processed
         return {"epoch": trainer.current_epoch, "done": done}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:

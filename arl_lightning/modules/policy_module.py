@@ -22,7 +22,14 @@ from arl_lightning.modules.adapters import is_adapted, refuse_mixture
 from arl_lightning.modules.merging import Drift, measure_drift, merged
 from arl_lightning.modules.model_card import write_card
 from arl_lightning.modules.policy import ModelSource, Policy
-from arl_lightning.modules.resume_point import EpochMetric, keep_metrics, put_back_metrics, settle
+from arl_lightning.modules.resume_point import (
+    EpochMetric,
+    keep_log,
+    keep_metrics,
+    log_what_is_missing,
+    put_back_metrics,
+    settle,
+)
 from arl_lightning.protocols import ChatTokenizer
 from arl_lightning.types import ArlError, TokenBatch
 
@@ -65,6 +72,7 @@ class PolicyModule(LightningModule):
         self._asked_schedule: dict[str, Any] = {}
         self._weights_moved = False
         self._metrics_before: list[EpochMetric] = []
+        self._log_before: dict[str, Any] = {}
 
     @property
     def acting(self) -> Policy:
@@ -134,6 +142,7 @@ class PolicyModule(LightningModule):
         """
         self.acting.train()
         put_back_metrics(self.trainer, self._metrics_before)
+        log_what_is_missing(self.trainer, self._log_before)
         for group, asked in zip(self.optimizer.param_groups, self._asked_groups, strict=True):
             started_at = group.get("initial_lr", group["lr"])
             group["lr"] *= asked["lr"] / started_at if asked["lr"] != started_at else 1
@@ -201,15 +210,17 @@ class PolicyModule(LightningModule):
         return {name: value for name, value in super().state_dict(*args, **kwargs).items() if name in trained}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keeps what Lightning would forget: the steps skipped in a row, and what the epoch under way has logged."""
+        """Keeps what Lightning would forget: the steps skipped in a row, and what the epoch logs."""
         checkpoint["skipped_steps"] = self.skipped_steps
         checkpoint["epoch_metrics"] = keep_metrics(self.trainer)
+        checkpoint["epoch_log"] = keep_log(self.trainer)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuses the checkpoint of another model, which non-strict loading would take silently."""
         check_same_weights(checkpoint["state_dict"], self.trainable_parameters())
         self.skipped_steps = checkpoint.get("skipped_steps", 0)
         self._metrics_before = checkpoint.get("epoch_metrics", [])
+        self._log_before = checkpoint.get("epoch_log", {})
         if "loops" in checkpoint and self._trainer is not None:
             settle(checkpoint, validates=self._validates(checkpoint["epoch"]))
 

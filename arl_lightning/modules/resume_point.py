@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 EpochMetric = Mapping[str, Any]
 """How a metric is logged, with its running value and the count that it is divided by."""
@@ -47,6 +49,29 @@ def put_back_metrics(trainer: Trainer, metrics: Sequence[EpochMetric]) -> None:
             kept.cumulated_batch_size = metric["count"]
     if metrics:
         trainer._logger_connector._first_loop_iter = True  # or the next batch, as an epoch's first, would reset them
+
+
+def keep_log(trainer: Trainer) -> dict[str, Any]:
+    """What the epoch that just ended is about to log, which Lightning does after its checkpoint; nothing inside one."""
+    progress: Any = trainer.fit_loop.epoch_progress.current
+    if progress.processed < progress.started or progress.completed == progress.processed:
+        return {}
+    values = {name: float(value) for name, value in trainer._logger_connector.metrics["log"].items()}
+    return {"step": trainer.fit_loop.epoch_loop._batches_that_stepped - 1, "values": values}
+
+
+def log_what_is_missing(trainer: Trainer, log: Mapping[str, Any]) -> None:
+    """A run that was killed between checkpoint and log has the epoch in its TensorBoard file after all."""
+    for logger in trainer.loggers if log else ():
+        if isinstance(logger, TensorBoardLogger):
+            events = EventAccumulator(logger.log_dir, size_guidance={"scalars": 0}).Reload()
+            there = events.Tags()["scalars"]
+            missing = {
+                name: value
+                for name, value in log["values"].items()
+                if name not in there or all(point.step != log["step"] for point in events.Scalars(name))
+            }
+            logger.log_metrics(missing, log["step"])
 
 
 def settle(checkpoint: dict[str, Any], *, validates: bool) -> None:

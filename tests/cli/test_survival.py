@@ -121,6 +121,20 @@ def test_a_checkpoint_of_any_step_goes_on_to_the_bit(
     assert resumed.metrics == {name: points for name, points in expected.items() if points}
 
 
+def test_a_run_killed_between_checkpoint_and_log_has_its_epoch_in_the_log(
+    small_run: SmallRun, runs: Path, outcome: Read, whole: Outcome
+) -> None:
+    folder = "survival/unlogged"
+    main(small_run("fit", folder, *LENGTH, "--trainer.max_epochs", "1"))
+    for file in (runs / folder).glob("events.*"):
+        file.unlink()
+    main(small_run("fit", folder, *LENGTH, "--ckpt_path", "last"))
+    resumed = outcome(folder).metrics
+    assert {name: points for name, points in resumed.items() if name != "epoch"} == {
+        name: points for name, points in whole.metrics.items() if name != "epoch"
+    }
+
+
 def clone_command(folder: Path, *options: str) -> list[str]:
     files = (CONFIGS / "cloning.yaml", CONFIGS / "tasks/sokoban.yaml", CONFIGS / "hardware/cpu.yaml")
     configs = [part for file in (*files, CLI_TESTS / "small_clone.yaml") for part in ("--config", str(file))]

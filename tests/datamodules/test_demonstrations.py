@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import gymnasium
 import pytest
@@ -53,6 +54,13 @@ def test_no_two_demonstrations_begin_in_the_same_state() -> None:
     task = scripted_task(places=[40, 40, 40, 50, 60], expert=[("win",)])
     starts = [place(text) for text in texts(module(task=task, batch_size=6))]  # six draws of all rows
     assert sorted(starts) == ["40", "40", "50", "50", "60", "60"]
+
+
+def test_cloning_by_several_processes_is_refused() -> None:
+    data = module()
+    data.trainer = cast(Any, SimpleNamespace(world_size=2))
+    with pytest.raises(ArlError, match="devices 1"):
+        data.setup("fit")
 
 
 def test_more_demonstrations_than_distinct_tasks_are_an_error_with_the_number_found() -> None:
