@@ -228,16 +228,21 @@ def main() -> None:
     options = parser.parse_args()
     rows: dict[str, Any] = {}
     checks: dict[str, Any] = {}
+    print("| model | precision | trained | weights trained | rollout tokens/s | update s | resident GB | peak GB |")
+    print("|---" * 8 + "|", flush=True)
     with tempfile.TemporaryDirectory() as place:
         folders = {"tiny": Path(place), "smollm2": default_folder()}
         for name in options.models:
             prepare_model(name, folders[name])
             for precision, kind in ROWS:
                 work = partial(measure, str(folders[name]), precision, kind, options.clock, options.repeats)
-                rows[f"{name} | {precision} | {kind}"] = alone(work)
+                rows[f"{name} | {precision} | {kind}"] = row = alone(work)
+                count, *figures = row.values()
+                written = " | ".join(f"{figure:.3g}" for figure in figures)
+                print(f"| {name} | {precision} | {kind} | {count / 1e6:.2f}M | {written} |", flush=True)
             adapter = options.adapter if name == "smollm2" else None
             checks[name] = alone(partial(check, str(folders[name]), adapter))
-    show(rows, checks)
+    show(checks)
     if options.json:
         print(json.dumps({"clock": options.clock, "rows": rows, "checks": checks}))
 
@@ -251,12 +256,7 @@ def prepare_model(name: str, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def show(rows: dict[str, Any], checks: dict[str, Any]) -> None:
-    head = "| model | precision | trained | weights trained | rollout tokens/s | update s | resident GB | peak GB |"
-    print(head + "\n" + "|---" * 8 + "|")
-    for name, row in rows.items():
-        count, *figures = row.values()
-        print(f"| {name} | {count / 1e6:.2f}M | " + " | ".join(f"{figure:.3g}" for figure in figures) + " |")
+def show(checks: dict[str, Any]) -> None:
     for model, found in checks.items():
         print(f"\n{model}\n")
         for what, figures in found.items():

@@ -115,7 +115,7 @@ def test_the_merged_model_is_as_far_from_the_adapter_as_it_says(
     main(command("export", "sampo", runs / "clone" / "model", *export))
     drift = json.loads((folder / "drift.json").read_text())
     assert drift["dtype"] == "bfloat16"
-    assert 0 < drift["mean_kl_nats"] < 1e-2
+    assert 0 < drift["mean_kl_nats"] < 0.05
     plain: Any = AutoModelForCausalLM.from_pretrained(folder)
     assert plain.dtype == torch.bfloat16
     main(
