@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -159,7 +159,8 @@ def read(kind: type[T], file: str) -> T:
         raise ArlError(f"there is no file {file!r}")
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(kind, skip={"folder"})
+    make: Callable[..., T] = kind
     try:
-        return kind(**parser.instantiate(parser.parse_path(path)), folder=path.resolve().parent)
+        return make(**parser.instantiate(parser.parse_path(path)), folder=path.resolve().parent)
     except ArgumentError as error:
         raise ArlError(f"{file}: {' '.join(str(error).split())}") from error

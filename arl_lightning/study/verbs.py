@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ The second words are those of the start whose model it takes, where that is not 
 """
 
 
-def study_verbs(check: Check) -> Mapping[str, Callable[..., Any]]:
+def study_verbs(check: Check) -> dict[str, Any]:
     """The verbs by name, to be called from a command line.
 
     Args:

@@ -13,11 +13,11 @@ from torch.utils.tensorboard import SummaryWriter
 
 from arl_lightning.study.cells import Cell
 from arl_lightning.study.search import Search, state_of
-from arl_lightning.study.trials import FAILED, Choices, Course, Interval, suggested, write_overlay
+from arl_lightning.study.trials import FAILED, Choices, Course, Interval, Space, suggested, write_overlay
 from arl_lightning.types import ArlError
 
 LR, LOW, HIGH, ROWS = "model.init_args.lr", "model.init_args.clip.low", "model.init_args.clip.high", "data.rows"
-SPACE = {
+SPACE: Space = {
     "rate": Interval({LR: 1}, 1e-4, 1e-2, log=True),
     "band": Interval({LOW: 1, HIGH: 1.5}, 0.01, 0.1),
     "rows": Choices({ROWS: 2}, (4, 8)),
