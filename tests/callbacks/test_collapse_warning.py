@@ -21,7 +21,7 @@ HEALTHY = {"train/approx_kl": 0.0, "train/valid_ratio": 1.0}
 DRIFTS = {"train/approx_kl": 0.5, "train/valid_ratio": 1.0}
 RAMBLES = {"train/approx_kl": 0.0, "train/valid_ratio": 0.25}
 RUINED = {"train/approx_kl": 0.5, "train/valid_ratio": 0.25}
-EVERYTHING: dict[str, Any] = {"after_epochs": 0, "calm_epochs": 1}
+EVERYTHING: dict[str, Any] = {"after_epochs": 0, "calm_epochs": 1, "valid_slack": None, "danger_votes": 3}
 
 
 class Scripted(LightningModule):
@@ -113,13 +113,13 @@ def test_a_worse_state_names_all_signs_and_since_when_each_is_there() -> None:
 
 def test_a_broken_limit_and_a_change_beside_it_are_danger() -> None:
     past = [HEALTHY] * 5
-    callback = CollapseWarning(after_epochs=0)
+    callback = CollapseWarning(after_epochs=0, danger_votes=3)
     _, [said] = run(callback, [*past, DRIFTS])
     assert said == (
         "collapse warning at epoch 5, danger: train/approx_kl is 0.5, over 0.1 (since epoch 5); "
         "train/approx_kl is 0.5, 50.0 deviations above its median of 5 epochs (since epoch 5)"  # 0.5 / 0.01
     )
-    steady = CollapseWarning(after_epochs=0)  # the same value is no change for a run that always had it
+    steady = CollapseWarning(after_epochs=0, danger_votes=3)  # the same value is no change for a run that always had it
     run(steady, [DRIFTS] * 7)
     assert steady.course.level is Level.WATCH
 
@@ -135,7 +135,7 @@ def test_health_is_logged_too() -> None:
 
 
 def test_the_state_falls_after_calm_epochs_only() -> None:
-    callback = CollapseWarning(after_epochs=0, calm_epochs=2)
+    callback = CollapseWarning(**{**EVERYTHING, "calm_epochs": 2})
     _, said = run(callback, [RUINED, HEALTHY, RUINED, HEALTHY, HEALTHY, RUINED])
     # epoch 2 finds the danger still on; it falls to watch at 4, and 5 is another danger
     assert [line.partition(":")[0] for line in said] == [
@@ -151,8 +151,20 @@ def test_the_first_epochs_are_without_alarm(after_epochs: int, since: int | None
     assert callback.since_epoch == since
 
 
+def test_a_start_that_answers_badly_is_healthy_until_it_answers_worse() -> None:
+    def answers(*ratios: float) -> list[Epoch]:
+        return [{"train/approx_kl": 0.0, "train/valid_ratio": ratio} for ratio in ratios]
+
+    weak = CollapseWarning(after_epochs=0)
+    assert run(weak, answers(0.5, 0.45, 0.6, 0.55))[1] == []
+    assert run(CollapseWarning(after_epochs=0), answers(0.5, 0.45, 0.6, 0.45))[1] == [
+        "collapse warning at epoch 3, watch: train/valid_ratio is 0.45, under 0.5 (since epoch 3)"  # 0.6 − 0.1
+    ]
+    assert run(CollapseWarning(after_epochs=0, valid_slack=None), answers(0.5))[1] != []
+
+
 def test_epochs_in_danger_are_no_past_to_compare_with() -> None:
-    callback = CollapseWarning(after_epochs=0, window=6, min_history=5)
+    callback = CollapseWarning(after_epochs=0, window=6, min_history=5, danger_votes=3)
     run(callback, [HEALTHY] * 6 + [DRIFTS] * 9)
     assert [known["epoch"] for known in callback.history] == [0, 1, 2, 3, 4, 5]
     assert callback.course.level is Level.DANGER  # nine epochs on it still is
@@ -240,6 +252,7 @@ def test_after_a_roll_back_the_run_is_watched_against_what_was_known_then() -> N
         {"danger_votes": 0},
         {"again_after": 0},
         {"after_epochs": -1},
+        {"valid_slack": -0.1},
     ],
 )
 def test_a_knob_out_of_range_fails_where_it_is_set(knobs: dict[str, Any]) -> None:
@@ -261,7 +274,7 @@ SERIES = [HEALTHY] * 6 + [DRIFTS, HEALTHY, HEALTHY, RUINED, RAMBLES, HEALTHY, {}
 def test_a_resumed_run_ends_in_the_state_of_an_uninterrupted_one_and_says_nothing_twice(
     stop: int, tmp_path: Path
 ) -> None:
-    knobs: dict[str, Any] = {"after_epochs": 0, "calm_epochs": 2, "again_after": 2}
+    knobs: dict[str, Any] = {"after_epochs": 0, "calm_epochs": 2, "again_after": 2, "danger_votes": 3}
     whole, first, resumed = (CollapseWarning(**knobs, actions=[Witness()]) for _ in range(3))
     _, said = run(whole, SERIES)
     trainer, early = run(first, SERIES[:stop])
@@ -270,6 +283,14 @@ def test_a_resumed_run_ends_in_the_state_of_an_uninterrupted_one_and_says_nothin
     assert early + late == said
     assert resumed.state_dict() == whole.state_dict()
     assert whole.state_dict()["actions"] == {"Witness": {"times": 3}}  # at 6, 9 and 15
+
+
+def test_recorded_epochs_are_judged_without_a_trainer_as_they_were_in_the_run() -> None:
+    live, replayed = CollapseWarning(after_epochs=1), CollapseWarning(after_epochs=1)
+    run(live, SERIES)
+    signs = [replayed.judge(epoch, values) for epoch, values in enumerate(SERIES)]
+    assert replayed.state_dict() == live.state_dict()
+    assert [[sign.name for sign in found] for found in signs[5:7]] == [[], ["train/approx_kl bound", "drift"]]
 
 
 def test_a_resumed_run_may_have_other_actions() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from arl_lightning.functional.detection import USUAL_CHANGES, Bound, Change, Sign, breaches, read_signs
+from arl_lightning.functional.detection import USUAL_CHANGES, Bound, Change, Sign, read_signs
 from arl_lightning.functional.health import Level, grade
 from arl_lightning.types import ArlError
 
@@ -36,12 +36,40 @@ def test_a_bound_speaks_on_its_unhealthy_side_only(bound: Bound, value: float, p
 
 def test_an_absent_metric_is_no_sign() -> None:
     assert DRIFT.breach({"train/kl": 9.0}) is None
-    assert breaches([DRIFT, VALID], {}) == []
 
 
-def test_all_broken_bounds_are_named_in_their_order() -> None:
-    found = breaches([VALID, DRIFT], {"train/approx_kl": 1.0, "train/valid_ratio": 0.0})
-    assert found == ["train/valid_ratio is 0, under 0.9", "train/approx_kl is 1, over 0.1"]
+FROM_START = Bound("train/valid_ratio", 0.9, above=False, slack=0.1)
+
+
+@pytest.mark.parametrize(
+    ("best", "value", "phrase"),
+    [
+        (0.7, 0.61, None),  # a weak start is judged by itself: 0.7 − 0.1
+        (0.7, 0.59, "train/valid_ratio is 0.59, under 0.6"),
+        (0.95, 0.86, None),  # 0.85
+        (1.0, 0.89, "train/valid_ratio is 0.89, under 0.9"),  # the limit is never closer than 0.9
+        (0.7, math.nan, "train/valid_ratio is nan, under 0.6"),
+        (None, 0.7, "train/valid_ratio is 0.7, under 0.9"),
+    ],
+)
+def test_with_slack_a_bound_reaches_as_far_out_as_the_best_so_far(
+    best: float | None, value: float, phrase: str | None
+) -> None:
+    known = {} if best is None else {"train/valid_ratio": best}
+    assert FROM_START.breach({"train/valid_ratio": value}, known) == phrase
+
+
+def test_slack_works_on_the_upper_side_too() -> None:
+    bound = Bound("m", 1.0, above=True, slack=0.5)
+    assert bound.breach({"m": 2.4}, {"m": 2.0}) is None
+    assert bound.breach({"m": 2.6}, {"m": 2.0}) == "m is 2.6, over 2.5"
+    assert bound.breach({"m": 1.1}, {"m": 0.1}) == "m is 1.1, over 1"
+
+
+def test_the_better_of_two_values_is_the_healthier_one_that_is_a_number() -> None:
+    assert (VALID.better(0.5, 0.7), DRIFT.better(0.5, 0.7)) == (0.7, 0.5)
+    assert (VALID.better(None, 0.7), VALID.better(0.5, math.nan), DRIFT.better(-math.inf, 0.5)) == (0.7, 0.5, 0.5)
+    assert VALID.better(None, math.nan) is None
 
 
 # changes
@@ -148,6 +176,7 @@ USUAL = {  # level and noise of a healthy run
     "train/completions/distinct_ratio": (0.97, 0.005),
     "train/completions/mean_length": (40.0, 3.0),
     "train/reward_std": (0.5, 0.04),
+    "train/reward": (0.7, 0.05),
     "train/success_rate": (0.6, 0.05),
 }
 
@@ -178,9 +207,9 @@ def test_noise_is_no_danger_and_hardly_ever_a_sign() -> None:
         for epoch in range(50):
             signs = read_signs([], USUAL_CHANGES, run[max(0, epoch - 12) : epoch], run[epoch], 5, 2)
             watches += bool(signs)
-            dangers += grade(signs, 3) is Level.DANGER
+            dangers += grade(signs, 4) is Level.DANGER
     assert dangers == 0
-    assert watches <= 6  # of 600 epochs
+    assert watches <= 18  # of 600 epochs: thresholds that 2 % of real healthy epochs reach, and floors above this noise
 
 
 def test_learning_is_no_sign() -> None:
@@ -189,11 +218,12 @@ def test_learning_is_no_sign() -> None:
         run = healthy_epochs(seed, 50)
         for n, epoch in enumerate(run):
             epoch["train/success_rate"] += 0.006 * n
+            epoch["train/reward"] += 0.006 * n
             epoch["train/entropy"] *= math.exp(-n / 40)
             epoch["train/kl"] += 0.004 * n
             epoch["train/reward_std"] -= 0.006 * n
         found = [sign for epoch in range(50) for sign in signs_of(run, epoch)]
-        assert len(found) <= 1, found
+        assert len(found) <= 2, found  # of 50 epochs
 
 
 COLLAPSES: Mapping[str, Mapping[str, float]] = {
@@ -210,6 +240,7 @@ COLLAPSES: Mapping[str, Mapping[str, float]] = {
     "length": {"train/completions/mean_length": 120.0},
     "group_spread": {"train/reward_std": 0.0},
     "success": {"train/success_rate": 0.1},
+    "reward": {"train/reward": 0.1},
 }
 
 
