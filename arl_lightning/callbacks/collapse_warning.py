@@ -231,7 +231,7 @@ class CollapseWarning(Callback):
         self.warnings = state["warnings"]
         self.signs_since = dict(state["signs_since"])
         self.history = [dict(known) for known in state["history"]]
-        self.best = dict(state["best"])
+        self.best = dict(state.get("best", {}))
         for name, action in self.actions.items():
             if name in state["actions"]:
                 action.load_state_dict(state["actions"][name])

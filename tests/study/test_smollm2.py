@@ -104,7 +104,8 @@ def test_the_exported_adapter_is_the_same_to_plain_peft(
     main(command("export", "sampo", runs / "clone" / "model", "--ckpt_path", "last", "--output", str(folder)))
     base: Any = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
     plain = logits(PeftModel.from_pretrained(base, str(folder)), AutoTokenizer.from_pretrained(folder))
-    assert float((logits(*PretrainedModel(str(folder)).load()) - plain).abs().max()) == 0
+    difference = logits(*PretrainedModel(str(folder)).load()) - plain
+    assert float(difference.abs().max()) < 1e-3  # of logits up to 23: ours multiply by oneDNN on some processors
 
 
 def test_the_merged_model_is_as_far_from_the_adapter_as_it_says(
