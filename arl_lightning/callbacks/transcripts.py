@@ -20,7 +20,8 @@ class Transcripts(Callback):
 
     Each turn has its tokens with the sampler's log-probs; in training also, token by token, log-ratio, entropy, and
     whether mask and clip left it alone, as of the one mini-batch that the turn was in. They are written when their
-    epoch ends, and a resumed run writes no epoch twice. `arl view` shows them.
+    epoch ends, and a resumed run writes no epoch twice; of one that a stop cut in two there are none. `arl view` shows
+    them.
 
     A rollout leaves at most `groups` · `members` episodes; a turn about 300 bytes and 40 for each of its tokens.
 
