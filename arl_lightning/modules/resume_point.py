@@ -57,6 +57,7 @@ def keep_log(trainer: Trainer) -> dict[str, Any]:
     if progress.processed < progress.started or progress.completed == progress.processed:
         return {}
     values = {name: float(value) for name, value in trainer._logger_connector.metrics["log"].items()}
+    values["epoch"] = float(trainer.current_epoch)  # which Lightning adds
     return {"step": trainer.fit_loop.epoch_loop._batches_that_stepped - 1, "values": values}
 
 
