@@ -79,7 +79,7 @@ def read_curves(folder: Path) -> dict[str, dict[int, float]]:
     """Values by epoch, from 1, of every metric that the run in `folder` logged; none before it has begun."""
     if not folder.is_dir():
         return {}
-    events = _events(folder)
+    events = read_log(folder)
     names = events.Tags()["scalars"]
     if "epoch" not in names:
         return {}
@@ -98,11 +98,12 @@ def read_curve(folder: Path, name: str) -> tuple[list[int], list[float]]:
 
 def read_minutes(folder: Path) -> float:
     """Minutes between the first and the last number that the run in `folder` logged."""
-    times = [event.wall_time for event in _events(folder).Scalars("epoch")]
+    times = [event.wall_time for event in read_log(folder).Scalars("epoch")]
     return float(max(times) - min(times)) / 60
 
 
-def _events(folder: Path) -> Any:
+def read_log(folder: Path) -> Any:
+    """The TensorBoard log of a run, every point of every scalar."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})

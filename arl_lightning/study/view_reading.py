@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from arl_lightning.callbacks.run_log import EVENTS, TRANSCRIPTS, read_lines
+from arl_lightning.study.runs import read_log
 from arl_lightning.types import ArlError
 
 Curve = dict[int, float]
@@ -75,11 +76,9 @@ def read_run(folder: Path, max_episode_bytes: int) -> RunRecord:
 
 def read_curves(folder: Path) -> dict[str, Curve]:
     """All scalars by epoch; where a resumed run logged an epoch again, the later value."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     if not any(folder.glob(_LOG_FILES)):
         return {}
-    log = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    log = read_log(folder)
     names = log.Tags()["scalars"]
     if "epoch" not in names:
         return {}

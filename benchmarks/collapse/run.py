@@ -25,7 +25,7 @@ from records import HERE, Configuration, Fate, Record, read_records, write_recor
 
 from arl_lightning.cli import main
 from arl_lightning.study.demo import CLONING, REINFORCEMENT
-from arl_lightning.study.runs import _events, arl_command, read_curve, read_minutes
+from arl_lightning.study.runs import arl_command, read_curve, read_log, read_minutes
 
 ROOT = HERE.parents[1]
 CLONE_EPOCHS = {"weak": 4, "full": 8}
@@ -151,7 +151,7 @@ def fit(command: Sequence[str], log: Path) -> None:
 def _curves(folder: Path, epochs: int) -> dict[str, list[float | None]]:
     """All that the warning can look at, by epoch."""
     curves: dict[str, list[float | None]] = {}
-    for name in _events(folder).Tags()["scalars"]:
+    for name in read_log(folder).Tags()["scalars"]:
         if name.startswith(KEPT) and not name.startswith(DROPPED):
             by_epoch = dict(zip(*read_curve(folder, name), strict=True))
             curves[name] = [_short(by_epoch.get(epoch)) for epoch in range(1, epochs + 1)]
