@@ -14,7 +14,7 @@ from typing import Any, Literal
 from arl_lightning.envs.extras import load_extra
 from arl_lightning.study.cells import cell_of
 from arl_lightning.study.crew import ended_by_signals
-from arl_lightning.study.definition import Study, read
+from arl_lightning.study.definition import Method, Study, read
 from arl_lightning.study.trials import FAILED, Choices, Space, play, suggested, write_overlay
 from arl_lightning.types import ArlError
 
@@ -74,6 +74,8 @@ def search_all(search: Search, output: Path) -> Iterator[Path]:
         raise ArlError(f"the search {search.name!r} is on {search.task!r}, which is no task of {search.study}")
     if missing := [method for method in search.spaces if method not in study.methods]:
         raise ArlError(f"the search {search.name!r} names {missing[0]!r}, which is no method of {search.study}")
+    for method, space in search.spaces.items():
+        _check_free(study.methods[method], method, space)
     if search.epochs is not None:
         shorter = replace(study.tasks[search.task], epochs=search.epochs)
         study = replace(study, tasks={**study.tasks, search.task: shorter})
@@ -82,6 +84,14 @@ def search_all(search: Search, output: Path) -> Iterator[Path]:
     with ended_by_signals():
         for method in search.spaces:
             yield _search(search, study, method, folder, output)
+
+
+def _check_free(method: Method, name: str, space: Space) -> None:
+    """Raises ArlError where the method's own words, which win over every file, set what is to be tried."""
+    said = {word.removeprefix("--").partition("=")[0].replace("init_args.", "") for word in method.words}
+    tried = {key.replace("init_args.", "") for found in space.values() for key in found.keys}
+    if fixed := sorted(said & tried):
+        raise ArlError(f"the words of {name!r} fix {fixed[0]}, which is to be tried: put the number into an overlay")
 
 
 def _search(search: Search, study: Study, method: str, folder: Path, root: Path) -> Path:
