@@ -48,14 +48,18 @@ def draw_curves(runs: Sequence[Run], baseline: str, path: Path) -> None:
     _save(figure, path)
 
 
-def draw_results(estimates: Mapping[str, Estimate], title: str, path: Path) -> None:
-    """A method a line, best first: its value and its interval."""
+def draw_results(
+    estimates: Mapping[str, Estimate], values: Mapping[str, Sequence[Sequence[float]]], title: str, path: Path
+) -> None:
+    """A method a line, best first: a dot a run, the mean, and its interval."""
     plt = _pyplot()
     order = sorted(estimates, key=lambda method: estimates[method].value)
     figure, axes = plt.subplots(figsize=(6, 0.8 + 0.3 * len(order)), layout="constrained")
     for place, method in enumerate(order):
         value, low, high = estimates[method]
         axes.plot((low, high), (place, place), color="#9ecae1", linewidth=6, solid_capstyle="butt")
+        runs = [one for stratum in values[method] for one in stratum]
+        axes.plot(runs, [place] * len(runs), "o", color="#4292c6", markersize=3, alpha=0.6, markeredgewidth=0)
         axes.plot(value, place, "|", color="#08306b", markersize=12, markeredgewidth=2)
     axes.set_yticks(range(len(order)), order)
     axes.set(xlabel=title, ylim=(-0.6, len(order) - 0.4))

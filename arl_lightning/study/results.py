@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -82,6 +83,20 @@ def _read(task: str, method: str, cell: Cell) -> Run:
         return Run(task, method, cell, {}, {})
     curves = read_curves(cell.folder / "fit")
     return Run(task, method, cell, {**held_out(read_metrics(cell.folder / "test", "test")), **course(curves)}, curves)
+
+
+def cost(runs: Sequence[Run]) -> tuple[float, int, int]:
+    """Hours of all processes with one thread each, failed attempts, and interrupted ones; each start counts once."""
+    cells = {cell.folder: cell for run in runs for cell in (run.cell, run.cell.start) if cell is not None}
+    attempts = [attempt for cell in cells.values() for attempt in cell.attempts()]
+    lasted = [_instant(attempt["ended"]) - _instant(attempt["started"]) for attempt in attempts if attempt["ended"]]
+    codes = [attempt["exit_code"] for attempt in attempts]
+    interrupted = codes.count(None)
+    return sum(lasted) / 3600, len(codes) - codes.count(0) - interrupted, interrupted
+
+
+def _instant(said: str) -> float:
+    return datetime.fromisoformat(said).timestamp()
 
 
 def held_out(metrics: Mapping[str, float]) -> dict[str, float]:

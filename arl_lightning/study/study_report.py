@@ -9,12 +9,12 @@ from pathlib import Path
 
 from arl_lightning.study.definition import Study
 from arl_lightning.study.figures import draw_curves, draw_diagnostics, draw_results
-from arl_lightning.study.results import COLLAPSE, Run, read_runs
+from arl_lightning.study.results import COLLAPSE, Run, cost, read_runs
 from arl_lightning.study.statistics import RESAMPLES
 from arl_lightning.study.tables import Frame, Tables
 
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 84rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
 table { border-collapse: collapse; margin: 1rem 0; font-size: 13px; display: block; overflow-x: auto }
 th, td { padding: .3rem .6rem; border-bottom: 1px solid #ddd; text-align: left; vertical-align: top }
 th { white-space: nowrap } img { max-width: 100% } pre { overflow-x: auto; background: #f6f6f6; padding: .6rem }
@@ -80,7 +80,8 @@ def _findings(study: Study, finished: list[Run], tables: Tables, folder: Path) -
     for name, tasks in groups.items():
         if estimates := tables.estimates(study.measure, tasks):
             picture = folder / f"results_{name.replace(' ', '_')}.png"
-            draw_results(estimates, f"{study.measure}, mean and 95 % interval", picture)
+            values = {method: tables.strata(method, study.measure, tasks) for method in estimates}
+            draw_results(estimates, values, f"{study.measure}: runs, mean and 95 % interval", picture)
             yield f"<h3>{escape(name)}</h3>" + _table(tables.results(tasks)) + _image(picture)
     yield "<h2>Learning curves</h2>" + _note(_CURVES)
     for task in study.tasks:
@@ -94,7 +95,11 @@ def _findings(study: Study, finished: list[Run], tables: Tables, folder: Path) -
             draw_diagnostics(run, picture := folder / f"collapse_{run.cell.folder.name}.png")
             yield f"<details><summary>{escape(name)}</summary>{_image(picture)}</details>"
     total = sum(run.numbers["minutes"] for run in finished)
-    said = f"{total / 60:.1f} hours of training on one thread each, in all; minutes exclude start-up and evaluation."
+    hours, failed, interrupted = cost(tables.runs)
+    said = (
+        f"{total / 60:.1f} hours of training on one thread each; {hours:.1f} hours of processes in all, with start-up, "
+        f"evaluation and clones. {failed} attempts failed and {interrupted} were interrupted. Minutes are of training."
+    )
     yield "<h2>Cost</h2>" + _paragraph(said) + _table(tables.cost())
 
 
@@ -114,7 +119,9 @@ def _commands(run: Run) -> str:
 
 
 def _table(frame: Frame) -> str:
-    return str(frame.to_html(index=False, border=0, na_rep="")) if len(frame) else _paragraph("None.")
+    if not len(frame):
+        return _paragraph("None.")
+    return str(frame.to_html(index=False, border=0, na_rep="", float_format="{:,.6g}".format))
 
 
 def _paragraph(text: str) -> str:

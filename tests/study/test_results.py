@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 
-from arl_lightning.study.results import collapse, course, held_out
+from arl_lightning.study.cells import Cell
+from arl_lightning.study.results import Run, collapse, cost, course, held_out
 
 NEVER = {"collapsed": 0.0, "collapsed_at": math.nan, "recovered": math.nan}
 
@@ -66,3 +69,26 @@ def test_a_course_in_numbers() -> None:
 def test_held_out_measures_are_named_by_their_decoding() -> None:
     metrics = {"test/success_rate": 0.5, "test/greedy/success_rate": 0.25, "test/score": 2.0, "test/turns": 3.0}
     assert held_out(metrics) == {"sampled": 0.5, "greedy": 0.25, "score_sampled": 2.0}
+
+
+def test_every_attempt_costs_and_a_shared_start_costs_once(tmp_path: Path) -> None:
+    def leave(cell: Cell, *attempts: tuple[str | None, int | None]) -> Cell:
+        cell.folder.mkdir()
+        told = [
+            {"verb": "fit", "started": "2026-01-01T12:00:00+00:00", "ended": ended, "exit_code": code}
+            for ended, code in attempts
+        ]
+        (cell.folder / "record.json").write_text(json.dumps({"attempts": told}))
+        return cell
+
+    start = leave(Cell("start", (), (), 0, tmp_path, tested=False), ("2026-01-01T12:30:00+00:00", 0))
+    grpo = leave(
+        Cell("grpo", (), (), 0, tmp_path, start),
+        ("2026-01-01T12:15:00+00:00", 1),
+        (None, None),  # killed with its parent
+        ("2026-01-01T13:00:00+00:00", 0),
+    )
+    sampo = leave(Cell("sampo", (), (), 0, tmp_path, start), ("2026-01-01T12:30:00+00:00", None))
+    unplayed = Cell("sapo", (), (), 0, tmp_path, start)
+    runs = [Run("sokoban", cell.label, cell, {}, {}) for cell in (grpo, sampo, unplayed)]
+    assert cost(runs) == (0.5 + 0.25 + 1.0 + 0.5, 1, 2)

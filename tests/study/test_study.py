@@ -222,6 +222,19 @@ def test_a_search_of_what_a_study_has_not_is_refused(study: Path) -> None:
         main(["study", "search", str(path)])
 
 
+def test_what_a_search_tries_must_not_be_fixed_by_words(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    definition = yaml.safe_load(study.read_text())
+    definition["methods"]["grpo"] = {"words": ["--model.objective.surrogate.low=0.1"]}
+    study.write_text(yaml.safe_dump(definition))
+    band = {"keys": {"model.init_args.objective.surrogate.init_args.low": 1}, "values": [0.1, 0.2]}
+    described = {"name": "s", "study": "tiny.yaml", "task": "sokoban", "seeds": [7], "trials": 1}
+    path = study.parent / "search.yaml"
+    path.write_text(yaml.safe_dump({**described, "spaces": {"grpo": {"band": band}}}))
+    with pytest.raises(SystemExit):
+        main(["study", "search", str(path)])
+    assert "'grpo' fix model.objective.surrogate.low" in capsys.readouterr().err
+
+
 def test_a_broken_definition_is_an_error_of_the_user(study: Path) -> None:
     study.write_text(study.read_text().replace("epochs: 8", "epochs: many"))
     with pytest.raises(ArlError, match="epochs"):
