@@ -67,17 +67,20 @@ def draw_results(
     _save(figure, path)
 
 
-def draw_diagnostics(run: Run, path: Path) -> None:
-    """What moved when in one run, with a line where it collapsed."""
-    shown = {name: title for name, title in DIAGNOSTICS.items() if run.curves.get(name)}
+def draw_diagnostics(runs: Sequence[Run], path: Path) -> None:
+    """What moved when in the collapsed runs of one method on one task: a line a seed, a dot where it collapsed."""
+    shown = {name: title for name, title in DIAGNOSTICS.items() if any(run.curves.get(name) for run in runs)}
     figure, axes = _pyplot().subplots(1, len(shown), figsize=(3.2 * len(shown), 3), layout="constrained", squeeze=False)
     for panel, (name, title) in zip(axes.flat, shown.items(), strict=True):
-        points = run.curves[name]
-        panel.plot(list(points), list(points.values()), color="#08519c")
-        panel.axvline(run.numbers["collapsed_at"], color="#cb181d", linewidth=1)
+        for place, run in enumerate(runs):
+            points, end = run.curves.get(name, {}), int(run.numbers["collapsed_at"])
+            panel.plot(list(points), list(points.values()), f"C{place}", linewidth=1, label=f"seed {run.cell.seed}")
+            if end in points:
+                panel.plot(end, points[end], f"C{place}o")
         panel.set_title(title, fontsize=8)
         panel.set_xlabel("rollout")
         panel.spines[["top", "right"]].set_visible(False)
+    axes.flat[0].legend(fontsize=7, frameon=False)
     _save(figure, path)
 
 

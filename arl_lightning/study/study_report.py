@@ -89,11 +89,13 @@ def _findings(study: Study, finished: list[Run], tables: Tables, folder: Path) -
             draw_curves(drawn, study.baseline, picture := folder / f"curves_{task}.png")
             yield f"<h3>{escape(task)}</h3>" + _image(picture)
     yield "<h2>Collapsed runs</h2>" + _note(COLLAPSE) + _table(tables.collapses())
+    fallen: dict[tuple[str, str], list[Run]] = {}
     for run in finished:
         if run.numbers["collapsed"]:
-            name = f"{run.task}, {run.method}, seed {run.cell.seed}"
-            draw_diagnostics(run, picture := folder / f"collapse_{run.cell.folder.name}.png")
-            yield f"<details><summary>{escape(name)}</summary>{_image(picture)}</details>"
+            fallen.setdefault((run.task, run.method), []).append(run)
+    for place, runs in fallen.items():
+        draw_diagnostics(runs, picture := folder / f"collapse_{'_'.join(place)}.png")
+        yield f"<details><summary>{escape(', '.join(place))}</summary>{_image(picture)}</details>"
     total = sum(run.numbers["minutes"] for run in finished)
     hours, failed, interrupted = cost(tables.runs)
     said = (
