@@ -121,6 +121,7 @@ def cell_of(study: Study, task: str, method: str, seed: int, root: Path, *, over
     """One run of a method on a task from a seed; `overlays` win over the study's own files."""
     of_task, of_method = study.tasks[task], study.methods[method]
     names = [*study.base, *(of_method.configs or (f"methods/{method}.yaml",)), *of_task.configs, *of_method.overlays]
+    names += of_task.overlays.get(method, ())
     configs = (*(study.find(name) for name in names), *map(shortened, overlays))
     words = (*study.words, *of_task.words, *of_method.words, "--trainer.max_epochs={epochs}")
     start = start_of(study, of_task.start, task, seed, root) if of_task.start else None

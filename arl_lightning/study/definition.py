@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -39,12 +39,14 @@ class StudyTask:
         configs: configuration files over the method's: the task, the hardware, a recipe.
         words: further options; `{epochs}` and `{seed}` stand for those numbers.
         start: cloning run to start from; null where the options name the policy.
+        overlays: by method, files over everything else on this task, such as hyper-parameters that a search found here.
     """
 
     epochs: int
     configs: tuple[str, ...]
     words: tuple[str, ...] = ()
     start: Start | None = None
+    overlays: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Method:
 
     Args:
         configs: files that make it, under the task's; empty for `methods/NAME.yaml`.
-        overlays: files over the task's, such as hyper-parameters that a search found.
+        overlays: files over the task's, on every task.
         words: further options; they win.
     """
 
@@ -125,6 +127,7 @@ class Study:
         if short := [name for name, task in self.tasks.items() if task.epochs < 1]:
             raise ArlError(f"the task {short[0]!r} has no budget: set its epochs to at least 1")
         named = [(self.baseline, "baseline")]
+        named += [(method, "task's overlay") for task in self.tasks.values() for method in task.overlays]
         named += [(method, "prediction") for said in self.predictions for method in (said.above, said.below)]
         for method, where in named:
             if method not in self.methods:

@@ -76,9 +76,9 @@ def search_all(search: Search, output: Path) -> Iterator[Path]:
         raise ArlError(f"the search {search.name!r} names {missing[0]!r}, which is no method of {search.study}")
     for method, space in search.spaces.items():
         _check_free(study.methods[method], method, space)
-    if search.epochs is not None:
-        shorter = replace(study.tasks[search.task], epochs=search.epochs)
-        study = replace(study, tasks={**study.tasks, search.task: shorter})
+    task = study.tasks[search.task]
+    bare = replace(task, epochs=search.epochs or task.epochs, overlays={})  # without what an earlier search found
+    study = replace(study, tasks={**study.tasks, search.task: bare})
     folder = output / search.name
     folder.mkdir(parents=True, exist_ok=True)
     with ended_by_signals():

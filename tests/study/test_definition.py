@@ -80,6 +80,12 @@ def test_a_cell_is_known_by_what_decides_it(tmp_path: Path) -> None:
     assert len({one.digest, *others}) == 5
 
 
+def test_a_tasks_overlays_are_for_one_method_and_win(tmp_path: Path) -> None:
+    study = written(tmp_path, SMALL.replace("    start:", "    overlays: {variant: [methods/sapo.yaml]}\n    start:"))
+    assert [path.name for path in cell(study, "variant").configs[-2:]] == ["own.yaml", "sapo.yaml"]
+    assert "sapo.yaml" not in [path.name for path in cell(study).configs]
+
+
 def test_one_start_can_serve_all_seeds(tmp_path: Path) -> None:
     each = [cell(written(tmp_path), seed=seed).start for seed in (0, 1)]
     text = SMALL.replace('{seed}"]}', '{seed}"], per_seed: false}')
@@ -98,6 +104,7 @@ def test_one_start_can_serve_all_seeds(tmp_path: Path) -> None:
         ("  grpo: {}", "  gspo: {}", "baseline"),
         ("seeds: [0, 1]", "seeds: [0]\npredictions: [{says: s, above: grpo, below: gone}]", "'gone'"),
         ("seeds: [0, 1]", "seeds: [0]\npredictions: [{says: s, above: grpo, below: grpo, task: gone}]", "'gone'"),
+        ("    start:", "    overlays: {gone: [own.yaml]}\n    start:", "overlay of the study 'small' names 'gone'"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(old: str, new: str, said: str, tmp_path: Path) -> None:
