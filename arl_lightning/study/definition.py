@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 from arl_lightning.study.runs import config_path
@@ -39,7 +40,8 @@ class StudyTask:
         configs: configuration files over the method's: the task, the hardware, a recipe.
         words: further options; `{epochs}` and `{seed}` stand for those numbers.
         start: cloning run to start from; null where the options name the policy.
-        overlays: by method, files over everything else on this task, such as hyper-parameters that a search found here.
+        overlays: by method, files over everything else on this task, such as hyper-parameters that a search found
+            here; methods that a study does not have are passed over.
     """
 
     epochs: int
@@ -95,7 +97,7 @@ class Study:
     Args:
         name: name of its report, and of the folder that holds it.
         prediction: what was expected, in words, before the first run.
-        tasks: tasks by name.
+        tasks: tasks by name; in the YAML file also the name of a file that holds one, so that studies share it.
         methods: methods by name.
         seeds: seeds, the same for every method, so that differences are paired.
         base: files under everything.
@@ -127,7 +129,6 @@ class Study:
         if short := [name for name, task in self.tasks.items() if task.epochs < 1]:
             raise ArlError(f"the task {short[0]!r} has no budget: set its epochs to at least 1")
         named = [(self.baseline, "baseline")]
-        named += [(method, "task's overlay") for task in self.tasks.values() for method in task.overlays]
         named += [(method, "prediction") for said in self.predictions for method in (said.above, said.below)]
         for method, where in named:
             if method not in self.methods:
@@ -138,7 +139,7 @@ class Study:
 
     def find(self, name: str) -> Path:
         """The configuration file `name`, beside the study's own or shipped; where the run stands, as a short path."""
-        return shortened(beside if (beside := self.folder / name).is_file() else config_path(name))
+        return _find(name, self.folder)
 
     def cells(self) -> Iterator[tuple[str, str, int]]:
         """Task, method, seed, seed by seed, so that an interrupted study has whole comparisons."""
@@ -163,7 +164,22 @@ def read(kind: type[T], file: str) -> T:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(kind, skip={"folder"})
     make: Callable[..., T] = kind
+    folder = path.resolve().parent
     try:
-        return make(**parser.instantiate(parser.parse_path(path)), folder=path.resolve().parent)
-    except ArgumentError as error:
+        return make(**parser.instantiate(parser.parse_object(_whole(path, folder))), folder=folder)
+    except (ArgumentError, yaml.YAMLError) as error:
         raise ArlError(f"{file}: {' '.join(str(error).split())}") from error
+
+
+def _whole(path: Path, folder: Path) -> Any:
+    """What the file says, with tasks in place of the names of their files."""
+    said = yaml.safe_load(path.read_text(encoding="utf-8"))
+    tasks = said.get("tasks") if isinstance(said, dict) else None
+    if not isinstance(tasks, dict):
+        return said
+    files = {name: _find(task, folder) for name, task in tasks.items() if isinstance(task, str)}
+    return {**said, "tasks": tasks | {name: yaml.safe_load(found.read_text()) for name, found in files.items()}}
+
+
+def _find(name: str, folder: Path) -> Path:
+    return shortened(beside if (beside := folder / name).is_file() else config_path(name))
