@@ -171,10 +171,12 @@ def read(kind: type[T], file: str) -> T:
         raise ArlError(f"{file}: {' '.join(str(error).split())}") from error
 
 
-def _whole(path: Path, folder: Path) -> Any:
+def _whole(path: Path, folder: Path) -> dict[str, Any]:
     """What the file says, with tasks in place of the names of their files."""
     said = yaml.safe_load(path.read_text(encoding="utf-8"))
-    tasks = said.get("tasks") if isinstance(said, dict) else None
+    if not isinstance(said, dict):
+        raise ArlError(f"{str(path)!r} holds no definition: it should name what it is made of, as `name: ...`")
+    tasks = said.get("tasks")
     if not isinstance(tasks, dict):
         return said
     files = {name: _find(task, folder) for name, task in tasks.items() if isinstance(task, str)}

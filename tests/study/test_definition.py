@@ -86,6 +86,23 @@ def test_a_tasks_overlays_are_for_one_method_and_win(tmp_path: Path) -> None:
     assert "sapo.yaml" not in [path.name for path in cell(study).configs]
 
 
+def test_every_shipped_task_names_methods_and_files_that_exist() -> None:
+    methods = {path.stem for path in (STUDIES.parent / "methods").glob("*.yaml")}
+    paths = sorted((STUDIES / "tasks").glob("*.yaml"))
+    assert paths
+    for path in paths:
+        overlays = yaml.safe_load(path.read_text()).get("overlays", {})
+        assert set(overlays) <= methods, path
+        assert all((STUDIES.parent / name).is_file() for names in overlays.values() for name in names), path
+
+
+@pytest.mark.parametrize("text", ["", "- a", "tasks: {a: [}", "tasks: {sokoban: gone.yaml}"])
+def test_a_file_that_holds_no_study_is_one_sentence(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ArlError) as refusal:
+        written(tmp_path, text)
+    assert "\n" not in str(refusal.value)
+
+
 def test_studies_share_a_task_by_the_name_of_its_file(tmp_path: Path) -> None:
     whole = yaml.safe_load(SMALL)
     (tmp_path / "room.yaml").write_text(yaml.safe_dump(whole["tasks"]["sokoban"]))
