@@ -8,24 +8,30 @@ from pathlib import Path
 from typing import Any
 
 from arl_lightning.envs.extras import load_extra
-from arl_lightning.study.results import SUCCESS, VALID, Run
+from arl_lightning.study.results import SINKING, SUCCESS, VALID, Run
 from arl_lightning.study.statistics import Estimate
 
+CURVES = {
+    SUCCESS: "success in training, sampled",
+    VALID: "share of valid actions",
+    SINKING: "KL to the sampler where A<0 and ratio<1, nats a token",
+}
 DIAGNOSTICS = {
     SUCCESS: "success",
     VALID: "valid actions",
-    "train/kl_monitor/sinking_ratio": "KL where A<0 and ratio<1, over the rest",
+    SINKING: "KL where A<0 and ratio<1",
+    "train/kl_monitor/sinking_ratio": "the same over the KL of the rest",
     "train/grad_norm": "gradient norm before clipping",
     "train/entropy": "entropy, nats a token",
 }
 
 
-def draw_curves(runs: Sequence[Run], baseline: str, path: Path) -> None:
-    """Success over rollouts on one task, a panel a method: every seed, their mean and band, and the baseline's mean."""
+def draw_curves(runs: Sequence[Run], baseline: str, name: str, path: Path) -> None:
+    """One of `CURVES` on one task, a panel a method: every seed, their mean and band, and the baseline's mean."""
     by_method: dict[str, list[Run]] = {}
     for run in runs:
         by_method.setdefault(run.method, []).append(run)
-    tables = {method: _smooth(found, SUCCESS) for method, found in by_method.items()}
+    tables = {method: _smooth(found, name) for method, found in by_method.items()}
     columns = min(5, len(tables))
     rows = math.ceil(len(tables) / columns)
     figure, axes = _pyplot().subplots(
@@ -39,12 +45,12 @@ def draw_curves(runs: Sequence[Run], baseline: str, path: Path) -> None:
         panel.plot(table, color="#6baed6", linewidth=0.6)
         panel.plot(table.mean(axis=1), color="#08306b", linewidth=1.6)
         panel.set_title(method, fontsize=9)
-        panel.set_ylim(0, 1)
         panel.spines[["top", "right"]].set_visible(False)
+    axes.flat[0].set_ylim(0, None if name == SINKING else 1)
     for panel in axes.flat[len(tables) :]:
         panel.set_visible(False)
     figure.supxlabel("rollout", fontsize=9)
-    figure.supylabel("success in training, sampled", fontsize=9)
+    figure.supylabel(CURVES[name], fontsize=9)
     _save(figure, path)
 
 
@@ -70,7 +76,9 @@ def draw_results(
 def draw_diagnostics(runs: Sequence[Run], path: Path) -> None:
     """What moved when in the collapsed runs of one method on one task: a line a seed, a dot where it collapsed."""
     shown = {name: title for name, title in DIAGNOSTICS.items() if any(run.curves.get(name) for run in runs)}
-    figure, axes = _pyplot().subplots(1, len(shown), figsize=(3.2 * len(shown), 3), layout="constrained", squeeze=False)
+    figure, axes = _pyplot().subplots(
+        1, len(shown), figsize=(2.8 * len(shown), 2.6), layout="constrained", squeeze=False
+    )
     for panel, (name, title) in zip(axes.flat, shown.items(), strict=True):
         for place, run in enumerate(runs):
             points, end = run.curves.get(name, {}), int(run.numbers["collapsed_at"])

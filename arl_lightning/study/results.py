@@ -16,7 +16,7 @@ from arl_lightning.study.runs import read_curves, read_metrics
 
 Curves = Mapping[str, Mapping[int, float]]
 
-SUCCESS, VALID = "train/success_rate", "train/valid_ratio"
+SUCCESS, VALID, SINKING = "train/success_rate", "train/valid_ratio", "train/sinking/kl"
 FALL, WINDOW, LEAST = 0.5, 5, 0.05
 COLLAPSE = f"""
 A run has collapsed when its success in training, as the mean of {WINDOW} rollouts, falls below {FALL:g} of the best
@@ -132,6 +132,7 @@ def course(curves: Curves) -> dict[str, float]:
         **collapse(success, valid),
         "least_valid": min(valid),
         "last_valid": fmean(valid[-fifth:]),
+        "largest_sinking_kl": max(curves.get(SINKING, {0: math.nan}).values()),
         "largest_sinking_ratio": max(curves.get("train/kl_monitor/sinking_ratio", {0: math.nan}).values()),
         "largest_grad_norm": max(curves["train/grad_norm"].values()),
         "last_entropy": list(curves["train/entropy"].values())[-1],

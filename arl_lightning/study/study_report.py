@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from arl_lightning.study.definition import Study
-from arl_lightning.study.figures import draw_curves, draw_diagnostics, draw_results
+from arl_lightning.study.figures import CURVES, draw_curves, draw_diagnostics, draw_results
 from arl_lightning.study.results import COLLAPSE, Run, cost, read_runs
 from arl_lightning.study.statistics import RESAMPLES
 from arl_lightning.study.tables import Frame, Tables
@@ -33,8 +33,9 @@ A prediction holds when the interval of the paired difference lies wholly on its
 other, and is open otherwise; predictions are not corrected for their number.
 """
 _CURVES = """
-Running means of five rollouts: thin lines are seeds, the band goes from the lowest to the highest, the thick line is
-their mean, and the dashed one that of the baseline.
+Running means of five rollouts: success, the share of valid actions, and the KL to the sampling policy of segments with
+A < 0 and ratio < 1. Thin lines are seeds, the band goes from the lowest to the highest, the thick line is their
+mean, and the dashed one that of the baseline.
 """
 
 
@@ -86,8 +87,10 @@ def _findings(study: Study, finished: list[Run], tables: Tables, folder: Path) -
     yield "<h2>Learning curves</h2>" + _note(_CURVES)
     for task in study.tasks:
         if drawn := [run for run in finished if run.task == task]:
-            draw_curves(drawn, study.baseline, picture := folder / f"curves_{task}.png")
-            yield f"<h3>{escape(task)}</h3>" + _image(picture)
+            pictures = [folder / f"{name.split('/')[1]}_{task}.png" for name in CURVES]
+            for name, picture in zip(CURVES, pictures, strict=True):
+                draw_curves(drawn, study.baseline, name, picture)
+            yield f"<h3>{escape(task)}</h3>" + "".join(map(_image, pictures))
     yield "<h2>Collapsed runs</h2>" + _note(COLLAPSE) + _table(tables.collapses())
     fallen: dict[tuple[str, str], list[Run]] = {}
     for run in finished:

@@ -25,6 +25,7 @@ _OF_COLLAPSE = (
     "collapsed_at",
     "recovered",
     "least_valid",
+    "largest_sinking_kl",
     "largest_sinking_ratio",
     "largest_grad_norm",
     "last_entropy",

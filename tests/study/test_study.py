@@ -159,10 +159,12 @@ def test_a_study_that_was_killed_goes_on_and_reports_every_run(study: Path) -> N
     assert {path.name for path in folder.iterdir()} == {
         "report.html",
         "runs.csv",
-        "curves_sokoban.png",
+        "sinking_sokoban.png",
+        "success_rate_sokoban.png",
+        "valid_ratio_sokoban.png",
         "results_sokoban.png",
     }
-    assert page.count("data:image/png;base64,") == 2
+    assert page.count("data:image/png;base64,") == 4
     found = rows(folder)
     assert {method: row["status"] for method, row in found.items()} == {
         "grpo": "finished",

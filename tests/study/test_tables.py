@@ -85,6 +85,7 @@ def test_collapsed_runs_are_listed_and_counted(tmp_path: Path) -> None:
         "collapsed_at": float("nan"),
         "recovered": float("nan"),
         "least_valid": 0.9,
+        "largest_sinking_kl": 0.1,
         "largest_sinking_ratio": 1.0,
         "largest_grad_norm": 1.0,
         "last_entropy": 0.5,
