@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from arl_lightning.envs.extras import load_extra
+from arl_lightning.study.cell_runner import ended_by_signals
 from arl_lightning.study.cells import cell_of
-from arl_lightning.study.crew import ended_by_signals
 from arl_lightning.study.definition import Method, Study, read
 from arl_lightning.study.trials import FAILED, Choices, Space, play, suggested, write_overlay
 from arl_lightning.types import ArlError

@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from arl_lightning.envs.extras import load_extra
+from arl_lightning.study.cell_runner import CellRunner
 from arl_lightning.study.cells import Cell
-from arl_lightning.study.crew import Crew
 from arl_lightning.study.runs import read_curve
 from arl_lightning.types import ArlError
 
@@ -90,11 +90,11 @@ def play(trial: Any, cells: Sequence[Cell], metric: str) -> float:
         ArlError: a run failed; the trial keeps what it said.
         optuna.TrialPruned: the trial was given up.
     """
-    crew, values, step = Crew(jobs=1), [], 0
+    runner, values, step = CellRunner(jobs=1), [], 0
     for cell in cells:
         course = Course(trial, cell, metric, step)
         for run, watch in ((cell.start, None), (cell, course)):
-            if run is not None and crew.execute(run, watch) == "failed":
+            if run is not None and runner.execute(run, watch) == "failed":
                 trial.set_user_attr(FAILED, said := run.attempts()[-1]["said"])
                 raise ArlError(f"{run.label} failed: {said}")
         if course.poor:

@@ -10,8 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from arl_lightning.study.cell_runner import CellRunner
 from arl_lightning.study.cells import Cell, cell_of
-from arl_lightning.study.crew import Crew
 from arl_lightning.study.definition import Study, read
 from arl_lightning.study.search import Search, search_all
 from arl_lightning.study.study_report import write_report
@@ -89,7 +89,7 @@ def _run_all(cells: Sequence[Cell], jobs: int | None) -> None:
         said = f": {cell.attempts()[-1]['said']}" if how == "failed" else ""
         console.print(f"[dim]{place}[/] {cell.label}, seed {cell.seed}: {how}{escape(said)}")
 
-    Crew(jobs, say).run(cells)
+    CellRunner(jobs, say).run(cells)
     missing = {cell.folder: cell.status() for cell in cells if cell.status() != "finished"}
     if missing:
         counts = ", ".join(f"{number} {how}" for how, number in Counter(missing.values()).items())

@@ -135,7 +135,7 @@ def test_a_study_that_was_killed_goes_on_and_reports_every_run(study: Path) -> N
         assert first.poll() is None
         assert time.monotonic() < until
         time.sleep(0.05)
-    os.killpg(first.pid, signal.SIGKILL)  # the crew and what it runs, as a machine that goes down
+    os.killpg(first.pid, signal.SIGKILL)  # the runner and what it runs, as a machine that goes down
     first.wait()
     assert (grpo.status(), sapo.status()) == ("finished", "interrupted")
 

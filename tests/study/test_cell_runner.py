@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from arl_lightning.study.cell_runner import CellRunner
 from arl_lightning.study.cells import Cell
-from arl_lightning.study.crew import Crew
 from arl_lightning.study.records import held, recorded, revision
 
 
@@ -65,9 +65,9 @@ def wait_until(true: Callable[[], bool]) -> None:
 def test_a_cell_is_fitted_then_tested_and_never_again(tmp_path: Path) -> None:
     one, other = cell(tmp_path), cell(tmp_path, label="other")
     told: list[str] = []
-    crew = Crew(jobs=2, say=lambda run, how: told.append(f"{run.label} {how}"))
-    crew.run([one, other])
-    crew.run([one, other])
+    runner = CellRunner(jobs=2, say=lambda run, how: told.append(f"{run.label} {how}"))
+    runner.run([one, other])
+    runner.run([one, other])
     assert [done(one), done(other)] == [["fit", "test"]] * 2
     assert sorted(told) == ["one finished", "one finished", "other finished", "other finished"]
 
@@ -76,7 +76,7 @@ def test_a_start_comes_first_and_once_and_is_not_tested(tmp_path: Path) -> None:
     start = cell(tmp_path, label="start", tested=False)
     needs = f"import pathlib, sys; assert pathlib.Path({str(start.folder / 'done.txt')!r}).exists()\n{COUNT}"
     runs = [cell(tmp_path, needs, label, start) for label in ("one", "two")]
-    Crew(jobs=2).run(runs)
+    CellRunner(jobs=2).run(runs)
     assert done(start) == ["fit"]
     assert [run.status() for run in runs] == ["finished"] * 2
 
@@ -86,12 +86,12 @@ def test_a_failed_cell_is_tried_once_more_and_again_by_a_later_call(tmp_path: Pa
     run = cell(
         tmp_path, f"import pathlib, sys; pathlib.Path({str(mended)!r}).exists() or sys.exit('arl: no such word')"
     )
-    Crew(jobs=1).run([run])
+    CellRunner(jobs=1).run([run])
     assert codes(run) == [("fit", 1), ("fit", 1)]
     assert run.status() == "failed"
     assert run.attempts()[-1]["said"] == "arl: no such word"
     mended.touch()
-    Crew(jobs=1).run([run])
+    CellRunner(jobs=1).run([run])
     assert codes(run) == [("fit", 1), ("fit", 1), ("fit", 0), ("test", 0)]
     assert run.status() == "finished"
 
@@ -99,7 +99,7 @@ def test_a_failed_cell_is_tried_once_more_and_again_by_a_later_call(tmp_path: Pa
 def test_a_cell_whose_start_failed_is_not_run(tmp_path: Path) -> None:
     start = cell(tmp_path, "import sys; sys.exit(3)", "start", tested=False)
     run, other = cell(tmp_path, start=start), cell(tmp_path, label="other")
-    Crew(jobs=1).run([run, other])
+    CellRunner(jobs=1).run([run, other])
     assert [run.status(), other.status()] == ["not run", "finished"]
 
 
@@ -111,7 +111,7 @@ def test_an_interrupted_fit_goes_on_from_its_checkpoint_or_begins_anew(reached: 
         if not reached:
             left.rename(left.with_name("half-written"))
     assert run.status() == "interrupted"
-    Crew(jobs=1).run([run])
+    CellRunner(jobs=1).run([run])
     assert done(run) == ["fit --ckpt_path=last" if reached else "fit", "test"]
     assert left.exists() == reached  # what was left without a checkpoint is cleared away
 
@@ -119,13 +119,13 @@ def test_an_interrupted_fit_goes_on_from_its_checkpoint_or_begins_anew(reached: 
 def test_a_cell_that_another_process_runs_is_left_to_it(tmp_path: Path) -> None:
     run = cell(tmp_path)
     with held(run):
-        assert Crew(jobs=1).execute(run) == "busy"
-    assert Crew(jobs=1).execute(run) == "finished"
+        assert CellRunner(jobs=1).execute(run) == "busy"
+    assert CellRunner(jobs=1).execute(run) == "finished"
 
 
 def test_a_watch_ends_a_run_and_leaves_it_interrupted(tmp_path: Path) -> None:
     run = cell(tmp_path, "import time; time.sleep(60)", tested=False)
-    assert Crew(jobs=1).execute(run, watch=lambda: True) == "interrupted"
+    assert CellRunner(jobs=1).execute(run, watch=lambda: True) == "interrupted"
     assert codes(run) == [("fit", None)]
 
 
@@ -138,18 +138,18 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_what_a_crew_started_ends_with_it_or_keeps_its_lock(number: signal.Signals, tmp_path: Path) -> None:
+def test_what_a_runner_started_ends_with_it_or_keeps_its_lock(number: signal.Signals, tmp_path: Path) -> None:
     run = cell(tmp_path, SLEEP)
-    crew = multiprocessing.get_context("fork").Process(target=Crew(jobs=1).run, args=([run],))
-    crew.start()
-    assert crew.pid is not None
+    runner = multiprocessing.get_context("fork").Process(target=CellRunner(jobs=1).run, args=([run],))
+    runner.start()
+    assert runner.pid is not None
     wait_until((run.folder / "began").exists)
-    os.kill(crew.pid, number)
-    crew.join()
-    assert crew.exitcode == (-9 if number is signal.SIGKILL else 128 + number)
+    os.kill(runner.pid, number)
+    runner.join()
+    assert runner.exitcode == (-9 if number is signal.SIGKILL else 128 + number)
     assert run.status() == "interrupted"
     if number is signal.SIGKILL:  # nobody could end the child, so nobody may begin beside it
-        assert Crew(jobs=1).execute(run) == "busy"
+        assert CellRunner(jobs=1).execute(run) == "busy"
         os.kill(int((run.folder / "pid").read_text()), signal.SIGKILL)
     with held(run, wait=True) as lock:  # comes when the child has gone
         assert lock is not None
@@ -157,7 +157,7 @@ def test_what_a_crew_started_ends_with_it_or_keeps_its_lock(number: signal.Signa
 
 def test_the_record_says_what_ran_when_and_of_which_code(tmp_path: Path) -> None:
     run = cell(tmp_path)
-    Crew(jobs=1).run([run])
+    CellRunner(jobs=1).run([run])
     record = json.loads((run.folder / "record.json").read_text())
     assert record["seed"] == 0
     assert record["versions"]["torch"]

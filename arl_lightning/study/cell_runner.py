@@ -25,7 +25,7 @@ Watch = Callable[[], bool]
 """Asked about once a second while a cell trains; True ends it."""
 
 
-class Crew:
+class CellRunner:
     """Runs cells, `jobs` at a time with one thread each; what it has started ends with it.
 
     A cell that is finished is not run again, one that was interrupted goes on from its checkpoint, and one that fails
