@@ -14,14 +14,17 @@ from typing import Any, Literal
 
 import yaml
 
-from arl_lightning.study.definition import Start, Study, shortened
+from arl_lightning.study.definition import BEFORE, Method, Start, Study, shortened
 
 Status = Literal["finished", "failed", "interrupted", "not run"]
+
+_ANY = Method(configs=("methods/grpo.yaml",))
+"""What a start is tested under: no test reads the objective, so that one file does for the methods of every study."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """An `arl fit`, then an `arl test` of what it left unless it is a start itself.
+    """An `arl fit`, then an `arl test` of what it left; or one of both.
 
     Its folder's name holds a digest of everything that decides the run, comments of files aside: two studies that need
     the same run share it, and a changed configuration is another run.
@@ -33,7 +36,7 @@ class Cell:
         seed: seed of every draw.
         root: folder of all runs.
         start: the run whose model this one starts from; None for a start.
-        tested: whether it is tested afterwards.
+        verbs: what it consists of; a start is not tested, and a start's test has no fit of its own.
     """
 
     label: str
@@ -42,7 +45,7 @@ class Cell:
     seed: int
     root: Path
     start: Cell | None = None
-    tested: bool = True
+    verbs: tuple[str, ...] = ("fit", "test")
 
     @property
     def folder(self) -> Path:
@@ -62,9 +65,9 @@ class Cell:
         return self.folder / "fit" / "model"
 
     @property
-    def verbs(self) -> tuple[str, ...]:
-        """What it consists of."""
-        return ("fit", "test") if self.tested else ("fit",)
+    def tested(self) -> bool:
+        """Whether it ends with success on held-out tasks."""
+        return "test" in self.verbs
 
     def words_of(self, verb: str) -> list[str]:
         """The words after `arl` that do this run again, whatever it left."""
@@ -72,7 +75,7 @@ class Cell:
         words += [f"--seed_everything={self.seed}", f"--trainer.default_root_dir={self.folder / verb}"]
         if self.start is not None:
             words.append(f"--model.policy.pretrained={self.start.model}")
-        if verb == "test":
+        if verb == "test" and "fit" in self.verbs:
             words.append(f"--ckpt_path={self.folder / 'fit' / 'checkpoints' / 'last.ckpt'}")
         return words
 
@@ -114,19 +117,20 @@ def start_of(study: Study, start: Start, task: str, seed: int, root: Path) -> Ce
     """The cloning run that this seed starts from."""
     of_seed = seed if start.per_seed else study.seeds[0]
     configs = tuple(study.find(name) for name in start.configs)
-    return Cell(f"start-{task}", configs, filled(start.words, seed=of_seed), of_seed, root, tested=False)
+    return Cell(f"start-{task}", configs, filled(start.words, seed=of_seed), of_seed, root, verbs=("fit",))
 
 
 def cell_of(study: Study, task: str, method: str, seed: int, root: Path, *, overlays: Sequence[Path] = ()) -> Cell:
-    """One run of a method on a task from a seed; `overlays` win over the study's own files."""
-    of_task, of_method = study.tasks[task], study.methods[method]
+    """A run of a method on a task from a seed, or the test of its start; `overlays` win over the study's own files."""
+    of_task = study.tasks[task]
+    of_method, verbs = (_ANY, ("test",)) if method == BEFORE else (study.methods[method], ("fit", "test"))
     names = [*study.base, *(of_method.configs or (f"methods/{method}.yaml",)), *of_task.configs, *of_method.overlays]
     names += of_task.overlays.get(method, ())
     configs = (*(study.find(name) for name in names), *map(shortened, overlays))
     words = (*study.words, *of_task.words, *of_method.words, "--trainer.max_epochs={epochs}")
     start = start_of(study, of_task.start, task, seed, root) if of_task.start else None
     label = f"{task}-{method}"
-    return Cell(label, configs, filled(words, seed=seed, epochs=of_task.epochs), seed, root, start)
+    return Cell(label, configs, filled(words, seed=seed, epochs=of_task.epochs), seed, root, start, verbs)
 
 
 def filled(words: Sequence[str], **numbers: int) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +14,9 @@ from arl_lightning.study.runs import config_path
 from arl_lightning.types import ArlError
 
 T = TypeVar("T")
+
+BEFORE = "before"
+"""Stands in a method's place for the model that all methods start from."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,8 @@ class Prediction:
 
     Args:
         says: the expectation in words.
-        above: method that is expected to have more.
-        below: method that is expected to have less; they are the same methods of the study.
+        above: method that is expected to have more, or `before` for what the methods start from.
+        below: method that is expected to have less, or `before`.
         measure: column of the results, such as `sampled`, `first_fifth`, `collapsed`, `spread`, `minutes`.
         margin: how much less still counts as a tie, in units of the measure, at least 0.
         task: the task that is meant; null for the mean over all.
@@ -124,14 +127,17 @@ class Study:
         for name, found in (("tasks", self.tasks), ("methods", self.methods), ("seeds", self.seeds)):
             if not found:
                 raise ArlError(f"the study {self.name!r} has no {name}: name at least one")
+        if BEFORE in self.methods:
+            raise ArlError(f"the study {self.name!r} calls a method {BEFORE!r}, which is what its starts are called")
         if len(set(self.seeds)) < len(self.seeds):
             raise ArlError(f"the study {self.name!r} names a seed twice: each seed is one run of a method")
         if short := [name for name, task in self.tasks.items() if task.epochs < 1]:
             raise ArlError(f"the task {short[0]!r} has no budget: set its epochs to at least 1")
-        named = [(self.baseline, "baseline")]
-        named += [(method, "prediction") for said in self.predictions for method in (said.above, said.below)]
-        for method, where in named:
-            if method not in self.methods:
+        named: list[tuple[str, str, Collection[str]]] = [(self.baseline, "baseline", self.methods)]
+        known = (BEFORE, *self.methods)
+        named += [(method, "prediction", known) for said in self.predictions for method in (said.above, said.below)]
+        for method, where, among in named:
+            if method not in among:
                 raise ArlError(f"a {where} of the study {self.name!r} names {method!r}, which is not among its methods")
         for said in self.predictions:
             if said.task is not None and said.task not in self.tasks:
@@ -142,8 +148,8 @@ class Study:
         return _find(name, self.folder)
 
     def cells(self) -> Iterator[tuple[str, str, int]]:
-        """Task, method, seed, seed by seed, so that an interrupted study has whole comparisons."""
-        return ((task, method, seed) for task in self.tasks for seed in self.seeds for method in self.methods)
+        """Task, method or `BEFORE`, seed; seed by seed, so that an interrupted study has whole comparisons."""
+        return ((task, row, seed) for task in self.tasks for seed in self.seeds for row in (BEFORE, *self.methods))
 
 
 def shortened(path: Path) -> Path:

@@ -31,10 +31,10 @@ class Run:
 
     Attributes:
         task: the task's name.
-        method: the method's name.
+        method: the method's name, or `BEFORE`.
         cell: the run itself.
         numbers: measures by name; empty unless the cell is finished.
-        curves: what it logged while it trained.
+        curves: what it logged while it trained; empty where it did not train.
     """
 
     task: str
@@ -81,8 +81,11 @@ def read_runs(study: Study, root: Path) -> list[Run]:
 def _read(task: str, method: str, cell: Cell) -> Run:
     if cell.status() != "finished":
         return Run(task, method, cell, {}, {})
+    numbers = held_out(read_metrics(cell.folder / "test", "test"))
+    if "fit" not in cell.verbs:
+        return Run(task, method, cell, numbers, {})
     curves = read_curves(cell.folder / "fit")
-    return Run(task, method, cell, {**held_out(read_metrics(cell.folder / "test", "test")), **course(curves)}, curves)
+    return Run(task, method, cell, {**numbers, **course(curves)}, curves)
 
 
 def cost(runs: Sequence[Run]) -> tuple[float, int, int]:

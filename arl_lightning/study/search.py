@@ -119,7 +119,7 @@ def _search(search: Search, study: Study, method: str, folder: Path, root: Path)
         overlay = folder / method / f"trial{trial.number}.yaml"
         write_overlay(overlay, space, suggested(trial, space), f"Trial {trial.number} of {trials.study_name}.")
         cells = [
-            replace(cell_of(study, search.task, method, seed, root, overlays=[overlay]), tested=False)
+            replace(cell_of(study, search.task, method, seed, root, overlays=[overlay]), verbs=("fit",))
             for seed in search.seeds
         ]
         return play(trial, cells, search.metric)

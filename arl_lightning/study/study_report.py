@@ -84,22 +84,23 @@ def _findings(study: Study, finished: list[Run], tables: Tables, folder: Path) -
             values = {method: tables.strata(method, study.measure, tasks) for method in estimates}
             draw_results(estimates, values, f"{study.measure}: runs, mean and 95 % interval", picture)
             yield f"<h3>{escape(name)}</h3>" + _table(tables.results(tasks)) + _image(picture)
+    trained = [run for run in finished if run.curves]
     yield "<h2>Learning curves</h2>" + _note(_CURVES)
     for task in study.tasks:
-        if drawn := [run for run in finished if run.task == task]:
+        if drawn := [run for run in trained if run.task == task]:
             pictures = [folder / f"{name.split('/')[1]}_{task}.png" for name in CURVES]
             for name, picture in zip(CURVES, pictures, strict=True):
                 draw_curves(drawn, study.baseline, name, picture)
             yield f"<h3>{escape(task)}</h3>" + "".join(map(_image, pictures))
     yield "<h2>Collapsed runs</h2>" + _note(COLLAPSE) + _table(tables.collapses())
     fallen: dict[tuple[str, str], list[Run]] = {}
-    for run in finished:
+    for run in trained:
         if run.numbers["collapsed"]:
             fallen.setdefault((run.task, run.method), []).append(run)
     for place, runs in fallen.items():
         draw_diagnostics(runs, picture := folder / f"collapse_{'_'.join(place)}.png")
         yield f"<details><summary>{escape(', '.join(place))}</summary>{_image(picture)}</details>"
-    total = sum(run.numbers["minutes"] for run in finished)
+    total = sum(run.numbers["minutes"] for run in trained)
     hours, failed, interrupted = cost(tables.runs)
     said = (
         f"{total / 60:.1f} hours of training on one thread each; {hours:.1f} hours of processes in all, with start-up, "

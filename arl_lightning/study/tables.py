@@ -7,7 +7,7 @@ from typing import Any
 
 from arl_lightning.envs.extras import load_extra
 from arl_lightning.study import statistics
-from arl_lightning.study.definition import Prediction, Study
+from arl_lightning.study.definition import BEFORE, Prediction, Study
 from arl_lightning.study.results import Run
 from arl_lightning.study.statistics import Estimate
 
@@ -70,12 +70,12 @@ class Tables:
         return pairs
 
     def estimates(self, measure: str, tasks: Collection[str]) -> dict[str, Estimate]:
-        """Mean of the measure by method, of methods that have finished runs."""
-        strata = {method: self.strata(method, measure, tasks) for method in self.study.methods}
+        """Mean of the measure by method, of methods that have finished runs, and before all of them."""
+        strata = {method: self.strata(method, measure, tasks) for method in (*self.study.methods, BEFORE)}
         return {method: statistics.mean(found) for method, found in strata.items() if found}
 
     def results(self, tasks: Collection[str]) -> Frame:
-        """A method a line, the best first, over the tasks together."""
+        """A method a line, the best first, over the tasks together; where they start from is among them."""
         measure, baseline = self.study.measure, self.study.baseline
         pairs = {method: self.pairs(method, baseline, measure, tasks) for method in self.study.methods}
         rivals = {method: found for method, found in pairs.items() if found and method != baseline}
@@ -136,7 +136,8 @@ class Tables:
         """Means a run of what a method took, by task."""
         if not set(_COST) <= set(self.all_runs):
             return self._pandas.DataFrame(columns=_COST)
-        return self.all_runs.groupby(["task", "method"], sort=False)[list(_COST)].mean().round(1).reset_index()
+        trained = self.all_runs[self.all_runs["method"] != BEFORE]
+        return trained.groupby(["task", "method"], sort=False)[list(_COST)].mean().round(1).reset_index()
 
     def unfinished(self) -> Frame:
         """Every run that has no result, and why."""

@@ -98,7 +98,7 @@ def _run_all(cells: Sequence[Cell], jobs: int | None) -> None:
 
 def _check_all(study: Study, root: Path, check: Check) -> None:
     """Every command of the first seed; other seeds differ in their number only."""
-    cells = [cell_of(study, *place, root) for place in study.cells() if place[2] == study.seeds[0]]
+    cells = [cell_of(study, task, method, study.seeds[0], root) for task in study.tasks for method in study.methods]
     starts = {cell.start.folder: cell.start for cell in cells if cell.start}
     for cell in (*starts.values(), *cells):
         unmade = cell.start.words_of("fit") if cell.start and not cell.start.model.exists() else None

@@ -36,8 +36,14 @@ with open(pathlib.Path(sys.argv[2], "done.txt"), "a") as done:
 """
 
 
-def cell(root: Path, script: str = COUNT, label: str = "one", start: Cell | None = None, tested: bool = True) -> Cell:
-    return ScriptedCell(label, (), (), 0, root, start, tested, script)
+def cell(
+    root: Path,
+    script: str = COUNT,
+    label: str = "one",
+    start: Cell | None = None,
+    verbs: tuple[str, ...] = ("fit", "test"),
+) -> Cell:
+    return ScriptedCell(label, (), (), 0, root, start, verbs, script)
 
 
 def done(run: Cell) -> list[str]:
@@ -73,7 +79,7 @@ def test_a_cell_is_fitted_then_tested_and_never_again(tmp_path: Path) -> None:
 
 
 def test_a_start_comes_first_and_once_and_is_not_tested(tmp_path: Path) -> None:
-    start = cell(tmp_path, label="start", tested=False)
+    start = cell(tmp_path, label="start", verbs=("fit",))
     needs = f"import pathlib, sys; assert pathlib.Path({str(start.folder / 'done.txt')!r}).exists()\n{COUNT}"
     runs = [cell(tmp_path, needs, label, start) for label in ("one", "two")]
     CellRunner(jobs=2).run(runs)
@@ -97,7 +103,7 @@ def test_a_failed_cell_is_tried_once_more_and_again_by_a_later_call(tmp_path: Pa
 
 
 def test_a_cell_whose_start_failed_is_not_run(tmp_path: Path) -> None:
-    start = cell(tmp_path, "import sys; sys.exit(3)", "start", tested=False)
+    start = cell(tmp_path, "import sys; sys.exit(3)", "start", verbs=("fit",))
     run, other = cell(tmp_path, start=start), cell(tmp_path, label="other")
     CellRunner(jobs=1).run([run, other])
     assert [run.status(), other.status()] == ["not run", "finished"]
@@ -124,7 +130,7 @@ def test_a_cell_that_another_process_runs_is_left_to_it(tmp_path: Path) -> None:
 
 
 def test_a_watch_ends_a_run_and_leaves_it_interrupted(tmp_path: Path) -> None:
-    run = cell(tmp_path, "import time; time.sleep(60)", tested=False)
+    run = cell(tmp_path, "import time; time.sleep(60)", verbs=("fit",))
     assert CellRunner(jobs=1).execute(run, watch=lambda: True) == "interrupted"
     assert codes(run) == [("fit", None)]
 

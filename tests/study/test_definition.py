@@ -39,9 +39,26 @@ def cell(study: Study, method: str = "grpo", seed: int = 0) -> Cell:
     return cell_of(study, "sokoban", method, seed, Path("runs"))
 
 
-def test_cells_are_all_methods_of_a_seed_then_the_next_seed(tmp_path: Path) -> None:
-    places = [("sokoban", method, seed) for seed in (0, 1) for method in ("grpo", "variant")]
+def test_cells_are_the_start_and_all_methods_of_a_seed_then_the_next_seed(tmp_path: Path) -> None:
+    places = [("sokoban", row, seed) for seed in (0, 1) for row in ("before", "grpo", "variant")]
     assert list(written(tmp_path).cells()) == places
+
+
+def test_what_all_start_from_is_tested_once_whatever_the_methods_are(tmp_path: Path) -> None:
+    before = cell(written(tmp_path), "before", 1)
+    words = before.words_of("test")
+    assert before.verbs == ("test",)
+    assert before.start is not None
+    assert words[-1] == f"--model.policy.pretrained={before.start.folder}/fit/model"
+    assert not any(word.startswith("--ckpt_path") for word in words)
+    assert before.recreate().splitlines()[-1].startswith("arl test --config")
+    others = written(tmp_path, SMALL.replace("grpo: {}", "gspo: {}").replace("methods:", "baseline: gspo\nmethods:"))
+    assert cell(others, "before", 1).folder == before.folder
+
+
+def test_no_method_may_be_called_as_the_start_is(tmp_path: Path) -> None:
+    with pytest.raises(ArlError, match="calls a method 'before'"):
+        written(tmp_path, SMALL.replace("variant:", "before:"))
 
 
 def test_a_cell_is_an_ordinary_command(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_every_attempt_costs_and_a_shared_start_costs_once(tmp_path: Path) -> No
         (cell.folder / "record.json").write_text(json.dumps({"attempts": told}))
         return cell
 
-    start = leave(Cell("start", (), (), 0, tmp_path, tested=False), ("2026-01-01T12:30:00+00:00", 0))
+    start = leave(Cell("start", (), (), 0, tmp_path, verbs=("fit",)), ("2026-01-01T12:30:00+00:00", 0))
     grpo = leave(
         Cell("grpo", (), (), 0, tmp_path, start),
         ("2026-01-01T12:15:00+00:00", 1),

@@ -128,7 +128,7 @@ def test_the_published_settings_fit_a_card_of_24_gb(
 def test_a_study_that_was_killed_goes_on_and_reports_every_run(study: Path) -> None:
     command = [sys.executable, "-m", "arl_lightning", "study", "run", str(study), "--jobs", "1"]
     definition = read(Study, str(study))
-    grpo, sapo, wrong = (cell_of(definition, *place, Path("runs/study")) for place in definition.cells())
+    before, grpo, sapo, wrong = (cell_of(definition, *place, Path("runs/study")) for place in definition.cells())
     first = subprocess.Popen(command, start_new_session=True)
     until = time.monotonic() + 300
     while not list((sapo.folder / "fit").rglob("last*.ckpt")):
@@ -141,7 +141,8 @@ def test_a_study_that_was_killed_goes_on_and_reports_every_run(study: Path) -> N
 
     again = subprocess.run(command, capture_output=True, text=True, check=False)
     assert again.returncode == 1
-    assert "1 of 3 cells are not finished (1 failed)" in again.stderr
+    assert "1 of 4 cells are not finished (1 failed)" in again.stderr
+    assert [(a["verb"], a["exit_code"]) for a in before.attempts()] == [("test", 0)]
     assert [(a["verb"], a["exit_code"]) for a in grpo.attempts()] == [("fit", 0), ("test", 0)]
     assert [(a["verb"], a["exit_code"]) for a in sapo.attempts()] == [("fit", None), ("fit", 0), ("test", 0)]
     assert sapo.attempts()[1]["command"][-1] == "--ckpt_path=last"
@@ -154,8 +155,8 @@ def test_a_study_that_was_killed_goes_on_and_reports_every_run(study: Path) -> N
     main(["study", "report", str(study)])
     folder = Path("runs/study/tiny")
     page = (folder / "report.html").read_text()
-    assert "2 of 3 runs are finished" in page
-    assert "did you mean" in page  # why the third failed
+    assert "3 of 4 runs are finished" in page
+    assert "did you mean" in page  # why the last failed
     assert {path.name for path in folder.iterdir()} == {
         "report.html",
         "runs.csv",
@@ -167,6 +168,7 @@ def test_a_study_that_was_killed_goes_on_and_reports_every_run(study: Path) -> N
     assert page.count("data:image/png;base64,") == 4
     found = rows(folder)
     assert {method: row["status"] for method, row in found.items()} == {
+        "before": "finished",
         "grpo": "finished",
         "sapo": "finished",
         "wrong": "failed",

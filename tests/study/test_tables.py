@@ -50,6 +50,18 @@ def test_a_method_is_compared_with_the_baseline_seed_by_seed(tmp_path: Path) -> 
     assert table.loc["grpo", "minus grpo, paired"] == ""
 
 
+def test_where_methods_start_from_is_a_line_and_no_comparison(tmp_path: Path) -> None:
+    said = Prediction("training helps", "sampo", "before", task="near")
+    start = [run("near", "before", seed, tmp_path, sampled=rate) for seed, rate in enumerate((0.1, 0.2, 0.3))]
+    tables = Tables(study(said), [*start, *runs(tmp_path)])
+    table = tables.results(["near"]).set_index("method")
+    assert list(table.index) == ["sampo", "grpo", "before"]
+    assert table.loc["before", "sampled, mean"].startswith("0.200")
+    assert table.loc["before", "p, Holm"] == ""
+    assert table.loc["sampo", "p, Holm"] == table.loc["sampo", "p"]  # one comparison still
+    assert tables.predictions()["found"][0].startswith("+0.300")
+
+
 def test_tasks_together_weigh_alike(tmp_path: Path) -> None:
     table = Tables(study(), runs(tmp_path)).results(["near", "far"]).set_index("method")
     assert table.loc["sampo", "runs"] == 6
@@ -99,12 +111,12 @@ def test_collapsed_runs_are_listed_and_counted(tmp_path: Path) -> None:
 
 def test_a_report_leaves_no_run_out(tmp_path: Path) -> None:
     page = write_report(study(Prediction("more", "sampo", "grpo")), tmp_path).read_text()
-    assert "0 of 12 runs are finished" in page
+    assert "0 of 18 runs are finished" in page
     assert "Nothing &amp; all" in page
-    assert page.count("<td>not run</td>") == 12 + 1  # the runs, and the prediction
+    assert page.count("<td>not run</td>") == 12 + 6 + 1  # the runs, their starts, and the prediction
     assert page.count("arl fit --config") == 12
     lines = (tmp_path / "made up" / "runs.csv").read_text().splitlines()
-    assert len(lines) == 1 + 12
+    assert len(lines) == 1 + 18
     assert all(line.split(",")[3] == "not run" for line in lines[1:])
 
 
