@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -18,19 +20,22 @@ class SequenceMask:
     Args:
         delta: largest tolerated drift of a segment with A < 0, in nats per token, at least 0. At −log(1−low) the mask
             drops exactly what `SequenceClip(low)` gives no gradient, and only the denominator changes.
+        advantages: sign of the advantages whose segments may leave. `positive` is the mirror image, a control: it drops
+            a success that the policy has already come to by more than `delta`, and keeps every failure.
 
     Source: off-policy sequence masking, DeepSeek-V3.2; setting: ARLArena, arXiv:2602.21534
     """
 
-    def __init__(self, delta: float = 3e-3) -> None:
+    def __init__(self, delta: float = 3e-3, advantages: Literal["negative", "positive"] = "negative") -> None:
         if not delta >= 0:
             raise ArlError(f"delta is {delta}, which would drop segments that have not moved: set it to 0 or more")
         self.delta = delta
+        self._sign = -1 if advantages == "negative" else 1
 
     @torch.no_grad()
     def keep(
         self, logprobs_NT: Tensor, old_logprobs_NT: Tensor, advantages_NT: Tensor, segment_ids_NT: Tensor
     ) -> Tensor:
         """Bool `[N, T]`, True = use it; never True off the action mask."""
-        drift_NT = -segment_log_ratio(logprobs_NT, old_logprobs_NT, segment_ids_NT)
-        return (segment_ids_NT >= 0) & ((advantages_NT >= 0) | (drift_NT <= self.delta))
+        drift_NT = self._sign * segment_log_ratio(logprobs_NT, old_logprobs_NT, segment_ids_NT)
+        return (segment_ids_NT >= 0) & ((self._sign * advantages_NT <= 0) | (drift_NT <= self.delta))

@@ -22,6 +22,14 @@ def test_hand_computed_row(advantage: float, kept: bool) -> None:
     assert mask.keep(NEW_NT, OLD_NT, torch.full((1, 2), advantage), ONE_SEGMENT_NT).tolist() == [[kept, kept]]
 
 
+@pytest.mark.parametrize(("advantage", "kept"), [(-1.0, True), (0.0, True), (1.0, False)])
+def test_the_mirror_image_drops_the_success_that_the_policy_has_come_to(advantage: float, kept: bool) -> None:
+    mask = SequenceMask(advantages="positive")
+    advantages_NT = torch.full((1, 2), advantage)
+    assert mask.keep(OLD_NT, NEW_NT, advantages_NT, ONE_SEGMENT_NT).tolist() == [[kept, kept]]  # up by 0.02
+    assert mask.keep(NEW_NT, OLD_NT, advantages_NT, ONE_SEGMENT_NT).all()  # down by as much
+
+
 def test_drift_is_judged_over_the_whole_segment_across_rows() -> None:
     # segment 5 drifts by (0.04 + 0.04 - 0.08)/3 = 0, segment 6 by 0.04
     new_NT = torch.tensor([[-0.04, -0.04], [0.08, -0.04]])
