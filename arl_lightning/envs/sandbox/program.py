@@ -58,6 +58,8 @@ def _line_of(error: BaseException) -> str:
     """What a traceback's last line would say, in one line."""
     try:
         message = str(error)
+        if isinstance(error, ImportError):  # where a module lies differs between machines
+            message = message.replace(f" ({error.path or 'unknown location'})", "")
     except Exception:  # noqa: BLE001  (the program wrote this __str__)
         message = "<exception str() failed>"
     return f"{type(error).__name__}: {message}" if message else type(error).__name__

@@ -69,6 +69,8 @@ def test_numpy_and_sympy_and_the_standard_library_are_there(sandbox: ForkServer)
     ("code", "error"),
     [
         ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("from fractions import pi", "ImportError: cannot import name 'pi' from 'fractions'"),  # and not where it lies
+        ("from math import tau2", "ImportError: cannot import name 'tau2' from 'math'"),
         ("print(", "SyntaxError: '(' was never closed (<program>, line 1)"),
         ("raise ValueError", "ValueError"),
         ("raise ValueError('one\\ntwo')", "ValueError: one two"),
