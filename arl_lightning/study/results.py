@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
+from arl_lightning.functional.health import Level
 from arl_lightning.study.cells import Cell, cell_of
 from arl_lightning.study.definition import Study
 from arl_lightning.study.runs import read_curves, read_metrics
@@ -17,6 +18,7 @@ from arl_lightning.study.runs import read_curves, read_metrics
 Curves = Mapping[str, Mapping[int, float]]
 
 SUCCESS, VALID, SINKING = "train/success_rate", "train/valid_ratio", "train/sinking/kl"
+WARNED = "collapse/level"
 FALL, WINDOW, LEAST = 0.5, 5, 0.05
 COLLAPSE = f"""
 A run has collapsed when its success in training, as the mean of {WINDOW} rollouts, falls below {FALL:g} of the best
@@ -119,7 +121,8 @@ def course(curves: Curves) -> dict[str, float]:
 
     `first_fifth` and `last_fifth` are mean success in those parts of training, `spread` the standard deviation of
     success over the rollouts of the last, `last_valid` the share of valid actions there, `minutes` what play, scoring
-    and updates took.
+    and updates took. `danger_at` is the rollout, from 1, in which `CollapseWarning` first spoke of danger: nan where it
+    never did, and left out where there was none.
     """
     success, valid = list(curves[SUCCESS].values()), list(curves[VALID].values())
     fifth = max(1, len(success) // 5)
@@ -133,6 +136,7 @@ def course(curves: Curves) -> dict[str, float]:
         "last_fifth": fmean(success[-fifth:]),
         "spread": pstdev(success[-fifth:]),
         **collapse(success, valid),
+        **_danger(curves.get(WARNED)),
         "least_valid": min(valid),
         "last_valid": fmean(valid[-fifth:]),
         "largest_sinking_kl": max(curves.get(SINKING, {0: math.nan}).values()),
@@ -143,6 +147,13 @@ def course(curves: Curves) -> dict[str, float]:
         "sampled_tokens": sum(steps.values()),
         "environment_steps": sum(tokens / lengths[epoch] for epoch, tokens in steps.items()),
     }
+
+
+def _danger(levels: Mapping[int, float] | None) -> dict[str, float]:
+    if levels is None:
+        return {}
+    first = next((rollout for rollout, level in levels.items() if level >= Level.DANGER), math.nan)
+    return {"danger_at": float(first)}
 
 
 def _tokens(curves: Curves) -> dict[int, float]:

@@ -93,6 +93,7 @@ def _findings(study: Study, finished: list[Run], tables: Tables, folder: Path) -
                 draw_curves(drawn, study.baseline, name, picture)
             yield f"<h3>{escape(task)}</h3>" + "".join(map(_image, pictures))
     yield "<h2>Collapsed runs</h2>" + _note(COLLAPSE) + _table(tables.collapses())
+    yield _paragraph(tables.warnings())
     fallen: dict[tuple[str, str], list[Run]] = {}
     for run in trained:
         if run.numbers["collapsed"]:

@@ -22,6 +22,7 @@ _BESIDE = {
     "minutes": "minutes a run",
 }
 _OF_COLLAPSE = (
+    "danger_at",
     "collapsed_at",
     "recovered",
     "least_valid",
@@ -127,10 +128,22 @@ class Tables:
 
     def collapses(self) -> Frame:
         """The collapsed runs, one a line."""
-        columns = ["task", "method", "seed", *_OF_COLLAPSE]
+        columns = ["task", "method", "seed", *(name for name in _OF_COLLAPSE if name in self.all_runs)]
         if "collapsed" not in self.all_runs:
             return self._pandas.DataFrame(columns=columns)
         return self.all_runs[self.all_runs["collapsed"] == 1][columns].round(3)
+
+    def warnings(self) -> str:
+        """How many collapses `CollapseWarning` saw in time, and in how many other runs it saw one; empty if unknown."""
+        if "danger_at" not in self.all_runs:
+            return ""
+        warned = self.all_runs[self.all_runs["collapsed"].notna()]
+        fallen, others = warned[warned["collapsed"] == 1], warned[warned["collapsed"] == 0]
+        in_time = (fallen["danger_at"] <= fallen["collapsed_at"]).sum()
+        return (
+            f"CollapseWarning spoke of danger no later than the collapse in {in_time} of {len(fallen)} runs that "
+            f"collapsed, and at some time in {others['danger_at'].notna().sum()} of {len(others)} others."
+        )
 
     def cost(self) -> Frame:
         """Means a run of what a method took, by task."""

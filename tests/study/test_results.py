@@ -63,6 +63,9 @@ def test_a_course_in_numbers() -> None:
     assert math.isnan(numbers["largest_sinking_ratio"])
     assert math.isnan(numbers["largest_sinking_kl"])
     assert course({**curves, "train/sinking/kl": curve(0.1, 0.4, 0.2)})["largest_sinking_kl"] == 0.4
+    assert "danger_at" not in numbers
+    assert math.isnan(course({**curves, "collapse/level": curve(0.0, 1.0)})["danger_at"])
+    assert course({**curves, "collapse/level": curve(0.0, 1.0, 2.0, 1.0, 2.0)})["danger_at"] == 3
     assert numbers["minutes"] == 2.0  # 10 · 4 · 3 s
     assert numbers["sampled_tokens"] == 6000  # 10 · 200 a second · 3 s
     assert numbers["environment_steps"] == 1500  # 6000 tokens / 4 an answer

@@ -109,6 +109,20 @@ def test_collapsed_runs_are_listed_and_counted(tmp_path: Path) -> None:
     assert tables.results(["near"]).set_index("method").loc["grpo", "share collapsed"] == "0.333"
 
 
+def test_warnings_are_counted_in_time_and_for_nothing(tmp_path: Path) -> None:
+    never = float("nan")
+    told = [(1.0, 7.0, 7.0), (1.0, 7.0, 8.0), (1.0, 7.0, never), (0.0, never, 5.0), (0.0, never, never)]
+    found = [
+        run("near", "grpo", seed, tmp_path, sampled=0.0, collapsed=collapsed, collapsed_at=fell, danger_at=warned)
+        for seed, (collapsed, fell, warned) in enumerate(told)
+    ]
+    before = run("near", "before", 0, tmp_path, sampled=0.0)
+    said = Tables(study(), [*found, before]).warnings()
+    assert "in 1 of 3 runs that collapsed" in said
+    assert "in 1 of 2 others" in said
+    assert Tables(study(), [before]).warnings() == ""
+
+
 def test_a_report_leaves_no_run_out(tmp_path: Path) -> None:
     page = write_report(study(Prediction("more", "sampo", "grpo")), tmp_path).read_text()
     assert "0 of 18 runs are finished" in page
