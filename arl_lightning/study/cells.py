@@ -19,7 +19,10 @@ from arl_lightning.study.definition import BEFORE, Method, Start, Study, shorten
 Status = Literal["finished", "failed", "interrupted", "not run"]
 
 _ANY = Method(configs=("methods/grpo.yaml",))
-"""What a start is tested under: no test reads the objective, so that one file does for the methods of every study."""
+"""What a start is tested under: no test reads the objective, so that one file does for the methods of every study.
+
+It is as good as any where methods have the same prompts, contexts and held-out tasks.
+"""
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ class Prediction:
     Args:
         says: the expectation in words.
         above: method that is expected to have more, or `before` for what the methods start from.
-        below: method that is expected to have less, or `before`.
+        below: method that is expected to have less, or `before`, which has only what a test measures.
         measure: column of the results, such as `sampled`, `first_fifth`, `collapsed`, `spread`, `minutes`.
         margin: how much less still counts as a tie, in units of the measure, at least 0.
         task: the task that is meant; null for the mean over all.
@@ -148,8 +148,15 @@ class Study:
         return _find(name, self.folder)
 
     def cells(self) -> Iterator[tuple[str, str, int]]:
-        """Task, method or `BEFORE`, seed; seed by seed, so that an interrupted study has whole comparisons."""
-        return ((task, row, seed) for task in self.tasks for seed in self.seeds for row in (BEFORE, *self.methods))
+        """Task, method, seed; seed by seed, so that an interrupted study has whole comparisons.
+
+        `BEFORE` stands among the methods where a task has a start, once if the seeds share it.
+        """
+        for name, task in self.tasks.items():
+            for seed in self.seeds:
+                if task.start and (task.start.per_seed or seed == self.seeds[0]):
+                    yield name, BEFORE, seed
+                yield from ((name, method, seed) for method in self.methods)
 
 
 def shortened(path: Path) -> Path:

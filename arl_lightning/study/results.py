@@ -18,7 +18,7 @@ from arl_lightning.study.runs import read_curves, read_metrics
 Curves = Mapping[str, Mapping[int, float]]
 
 SUCCESS, VALID, SINKING = "train/success_rate", "train/valid_ratio", "train/sinking/kl"
-WARNED = "collapse/level"
+LEVEL, ACTIONS = "collapse/level", "collapse/actions"
 FALL, WINDOW, LEAST = 0.5, 5, 0.05
 COLLAPSE = f"""
 A run has collapsed when its success in training, as the mean of {WINDOW} rollouts, falls below {FALL:g} of the best
@@ -122,7 +122,7 @@ def course(curves: Curves) -> dict[str, float]:
     `first_fifth` and `last_fifth` are mean success in those parts of training, `spread` the standard deviation of
     success over the rollouts of the last, `last_valid` the share of valid actions there, `minutes` what play, scoring
     and updates took. `danger_at` is the rollout, from 1, in which `CollapseWarning` first spoke of danger: nan where it
-    never did, and left out where there was none.
+    never did, and left out where there was none. Runs too short to tell have no `spread` and no collapse.
     """
     success, valid = list(curves[SUCCESS].values()), list(curves[VALID].values())
     fifth = max(1, len(success) // 5)
@@ -134,9 +134,9 @@ def course(curves: Curves) -> dict[str, float]:
     return {
         "first_fifth": fmean(success[:fifth]),
         "last_fifth": fmean(success[-fifth:]),
-        "spread": pstdev(success[-fifth:]),
-        **collapse(success, valid),
-        **_danger(curves.get(WARNED)),
+        **({"spread": pstdev(success[-fifth:])} if fifth > 1 else {}),
+        **(collapse(success, valid) if len(success) >= 2 * WINDOW else {}),
+        **_danger(curves),
         "least_valid": min(valid),
         "last_valid": fmean(valid[-fifth:]),
         "largest_sinking_kl": max(curves.get(SINKING, {0: math.nan}).values()),
@@ -149,11 +149,12 @@ def course(curves: Curves) -> dict[str, float]:
     }
 
 
-def _danger(levels: Mapping[int, float] | None) -> dict[str, float]:
-    if levels is None:
+def _danger(curves: Curves) -> dict[str, float]:
+    if LEVEL not in curves:
         return {}
-    first = next((rollout for rollout, level in levels.items() if level >= Level.DANGER), math.nan)
-    return {"danger_at": float(first)}
+    acted = curves.get(ACTIONS, {})  # a roll-back, which only danger calls, has lowered the level before it is logged
+    signs = [at for at, level in curves[LEVEL].items() if level >= Level.DANGER or acted.get(at, 0.0) > 0]
+    return {"danger_at": float(signs[0]) if signs else math.nan}
 
 
 def _tokens(curves: Curves) -> dict[int, float]:

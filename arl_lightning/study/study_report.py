@@ -26,7 +26,8 @@ five seeds such an interval is too narrow: it says how far these runs agree, not
 paired: runs of equal seed start from the same model and meet the same tasks. p is that of the paired t-test, and Holm's
 correction is for all comparisons of its table. P(above) is the probability that a run of the method is above one of the
 baseline. The interquartile mean leaves out the best and the worst quarter of the runs. Spread is the standard deviation
-of success over the rollouts in the last fifth of training, as the mean over runs.
+of success over the rollouts in the last fifth of training, as the mean over runs. `before` is the model that all
+methods start from, tested as they are; where the seeds share one, it is tested once.
 """
 _PREDICTIONS = """
 A prediction holds when the interval of the paired difference lies wholly on its side, fails when it lies wholly on the
@@ -92,15 +93,7 @@ def _findings(study: Study, finished: list[Run], tables: Tables, folder: Path) -
             for name, picture in zip(CURVES, pictures, strict=True):
                 draw_curves(drawn, study.baseline, name, picture)
             yield f"<h3>{escape(task)}</h3>" + "".join(map(_image, pictures))
-    yield "<h2>Collapsed runs</h2>" + _note(COLLAPSE) + _table(tables.collapses())
-    yield _paragraph(tables.warnings())
-    fallen: dict[tuple[str, str], list[Run]] = {}
-    for run in trained:
-        if run.numbers["collapsed"]:
-            fallen.setdefault((run.task, run.method), []).append(run)
-    for place, runs in fallen.items():
-        draw_diagnostics(runs, picture := folder / f"collapse_{'_'.join(place)}.png")
-        yield f"<details><summary>{escape(', '.join(place))}</summary>{_image(picture)}</details>"
+    yield from _collapses(trained, tables, folder)
     total = sum(run.numbers["minutes"] for run in trained)
     hours, failed, interrupted = cost(tables.runs)
     said = (
@@ -108,6 +101,19 @@ def _findings(study: Study, finished: list[Run], tables: Tables, folder: Path) -
         f"evaluation and clones. {failed} attempts failed and {interrupted} were interrupted. Minutes are of training."
     )
     yield "<h2>Cost</h2>" + _paragraph(said) + _table(tables.cost())
+
+
+def _collapses(trained: list[Run], tables: Tables, folder: Path) -> Iterator[str]:
+    yield "<h2>Collapsed runs</h2>" + _note(COLLAPSE) + _table(tables.collapses())
+    if warnings := tables.warnings():
+        yield _paragraph(warnings)
+    fallen: dict[tuple[str, str], list[Run]] = {}
+    for run in trained:
+        if run.numbers.get("collapsed"):
+            fallen.setdefault((run.task, run.method), []).append(run)
+    for place, runs in fallen.items():
+        draw_diagnostics(runs, picture := folder / f"collapse_{'_'.join(place)}.png")
+        yield f"<details><summary>{escape(', '.join(place))}</summary>{_image(picture)}</details>"
 
 
 def _origin(all_runs: Frame) -> str:

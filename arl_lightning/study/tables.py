@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -117,7 +118,8 @@ class Tables:
         claim = f"{said.measure}: {said.above} − {said.below} > {-said.margin:g}"
         row = {"expected": said.says, "that is": f"{claim}{f' on {said.task}' if said.task else ''}"}
         if not pairs:
-            return {**row, "found": "", "pairs": "0", "outcome": "not run"}
+            run = all(self.estimates(self.study.measure, tasks).get(method) for method in (said.above, said.below))
+            return {**row, "found": "", "pairs": "0", "outcome": "not measured" if run else "not run"}
         found = statistics.paired_difference(pairs)
         return {
             **row,
@@ -135,14 +137,15 @@ class Tables:
 
     def warnings(self) -> str:
         """How many collapses `CollapseWarning` saw in time, and in how many other runs it saw one; empty if unknown."""
-        if "danger_at" not in self.all_runs:
+        watched = [run.numbers for run in self.runs if {"danger_at", "collapsed"} <= set(run.numbers)]
+        if not watched:
             return ""
-        warned = self.all_runs[self.all_runs["collapsed"].notna()]
-        fallen, others = warned[warned["collapsed"] == 1], warned[warned["collapsed"] == 0]
-        in_time = (fallen["danger_at"] <= fallen["collapsed_at"]).sum()
+        fallen = [run for run in watched if run["collapsed"]]
+        alarms = [not math.isnan(run["danger_at"]) for run in watched if not run["collapsed"]]
+        in_time = sum(run["danger_at"] <= run["collapsed_at"] for run in fallen)
         return (
             f"CollapseWarning spoke of danger no later than the collapse in {in_time} of {len(fallen)} runs that "
-            f"collapsed, and at some time in {others['danger_at'].notna().sum()} of {len(others)} others."
+            f"collapsed, and at some time in {sum(alarms)} of {len(alarms)} others."
         )
 
     def cost(self) -> Frame:

@@ -34,6 +34,8 @@ def study_verbs(check: Check) -> dict[str, Any]:
     def run(file: str, output: str = "runs/study", jobs: int | None = None, dry_run: bool = False) -> None:
         """Runs every cell that is not finished: an `arl fit`, then an `arl test`, in processes of their own.
 
+        What the methods of a task start from is tested, too.
+
         Interrupted cells go on from their checkpoints, and failed ones are tried once more, by every further call.
         Several calls may work on one study at the same time.
 
@@ -98,7 +100,7 @@ def _run_all(cells: Sequence[Cell], jobs: int | None) -> None:
 
 def _check_all(study: Study, root: Path, check: Check) -> None:
     """Every command of the first seed; other seeds differ in their number only."""
-    cells = [cell_of(study, task, method, study.seeds[0], root) for task in study.tasks for method in study.methods]
+    cells = [cell_of(study, *place, root) for place in study.cells() if place[2] == study.seeds[0]]
     starts = {cell.start.folder: cell.start for cell in cells if cell.start}
     for cell in (*starts.values(), *cells):
         unmade = cell.start.words_of("fit") if cell.start and not cell.start.model.exists() else None

@@ -30,6 +30,11 @@ def test_the_mirror_image_drops_the_success_that_the_policy_has_come_to(advantag
     assert mask.keep(NEW_NT, OLD_NT, advantages_NT, ONE_SEGMENT_NT).all()  # down by as much
 
 
+def test_only_two_signs_are_known() -> None:
+    with pytest.raises(ArlError, match="'postive'"):
+        SequenceMask(advantages="postive")  # type: ignore[arg-type]
+
+
 def test_drift_is_judged_over_the_whole_segment_across_rows() -> None:
     # segment 5 drifts by (0.04 + 0.04 - 0.08)/3 = 0, segment 6 by 0.04
     new_NT = torch.tensor([[-0.04, -0.04], [0.08, -0.04]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,15 @@ def test_what_all_start_from_is_tested_once_whatever_the_methods_are(tmp_path: P
     assert before.recreate().splitlines()[-1].startswith("arl test --config")
     others = written(tmp_path, SMALL.replace("grpo: {}", "gspo: {}").replace("methods:", "baseline: gspo\nmethods:"))
     assert cell(others, "before", 1).folder == before.folder
+
+
+def test_a_start_that_seeds_share_is_tested_once_and_none_where_there_is_none(tmp_path: Path) -> None:
+    shared = written(
+        tmp_path, SMALL.replace('--model.policy.seed={seed}"]}', '--model.policy.seed={seed}"], per_seed: false}')
+    )
+    assert [seed for _, row, seed in shared.cells() if row == "before"] == [0]
+    own = written(tmp_path, re.sub("\n    start: .*", "", SMALL))
+    assert {row for _, row, _ in own.cells()} == {"grpo", "variant"}
 
 
 def test_no_method_may_be_called_as_the_start_is(tmp_path: Path) -> None:

@@ -64,11 +64,22 @@ def test_a_course_in_numbers() -> None:
     assert math.isnan(numbers["largest_sinking_kl"])
     assert course({**curves, "train/sinking/kl": curve(0.1, 0.4, 0.2)})["largest_sinking_kl"] == 0.4
     assert "danger_at" not in numbers
+    rolled_back = {"collapse/level": curve(0.0, 1.0, 1.0), "collapse/actions": curve(0.0, 1.0, 1.0)}
+    assert course({**curves, **rolled_back})["danger_at"] == 2
     assert math.isnan(course({**curves, "collapse/level": curve(0.0, 1.0)})["danger_at"])
     assert course({**curves, "collapse/level": curve(0.0, 1.0, 2.0, 1.0, 2.0)})["danger_at"] == 3
     assert numbers["minutes"] == 2.0  # 10 · 4 · 3 s
     assert numbers["sampled_tokens"] == 6000  # 10 · 200 a second · 3 s
     assert numbers["environment_steps"] == 1500  # 6000 tokens / 4 an answer
+
+
+def test_a_run_of_few_rollouts_says_nothing_of_spread_and_collapse() -> None:
+    names = ("train/success_rate", "train/valid_ratio", "train/completions/mean_length", "train/grad_norm")
+    times = [f"time/{what}_s" for what in ("generate", "environment", "score", "update")]
+    short = dict.fromkeys(range(1, 10), 1.0)
+    numbers = course(dict.fromkeys((*names, *times, "train/entropy", "throughput/tokens_per_s"), short))
+    assert numbers["last_fifth"] == 1.0
+    assert not {"spread", "collapsed", "collapsed_at", "recovered"} & set(numbers)
 
 
 def test_held_out_measures_are_named_by_their_decoding() -> None:

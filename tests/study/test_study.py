@@ -80,7 +80,12 @@ def test_a_dry_run_plans_every_command_and_writes_nothing(study: Path, capsys: p
         main(["study", "run", str(study), "--dry_run", "true"])
     printed = capsys.readouterr()
     lines = printed.out.splitlines()
-    assert [line.split()[0] for line in lines] == ["start-sokoban:", "sokoban-grpo:", "sokoban-sapo:"]
+    assert [line.split()[0] for line in lines] == [
+        "start-sokoban:",
+        "sokoban-before:",
+        "sokoban-grpo:",
+        "sokoban-sapo:",
+    ]
     assert all("memory plan:" in line for line in lines)
     assert "sokoban-wrong" in printed.err
     assert "did you mean 'groups'?" in printed.err
@@ -120,7 +125,7 @@ def test_the_published_settings_fit_a_card_of_24_gb(
     main(["study", "run", str(path), "--dry_run", "true"])
     plans = [line for line in capsys.readouterr().out.splitlines() if "memory plan:" in line]
     needed_gb = [float(plan.partition("memory plan: ")[2].split()[0]) for plan in plans]
-    assert len(needed_gb) == 1 + 12
+    assert len(needed_gb) == 1 + 1 + 12  # the start, its test, and the methods
     assert max(needed_gb) + 0.6 < 24 / 1.25  # CUDA's context, and the plan's stated error
 
 

@@ -86,7 +86,7 @@ def test_predictions_stand_beside_what_came(tmp_path: Path) -> None:
         Prediction("unknown", "sampo", "grpo", measure="greedy"),
     )
     table = Tables(study(*said), runs(tmp_path)).predictions()
-    assert list(table["outcome"]) == ["held", "failed", "held", "open", "not run"]
+    assert list(table["outcome"]) == ["held", "failed", "held", "open", "not measured"]
     assert list(table["pairs"]) == ["3", "3", "3", "3", "0"]
     assert table["that is"][2] == "sampled: grpo − sampo > -0.2 on near"
 
@@ -117,7 +117,8 @@ def test_warnings_are_counted_in_time_and_for_nothing(tmp_path: Path) -> None:
         for seed, (collapsed, fell, warned) in enumerate(told)
     ]
     before = run("near", "before", 0, tmp_path, sampled=0.0)
-    said = Tables(study(), [*found, before]).warnings()
+    unwatched = run("far", "grpo", 0, tmp_path, sampled=0.0, collapsed=1.0, collapsed_at=7.0)
+    said = Tables(study(), [*found, before, unwatched]).warnings()
     assert "in 1 of 3 runs that collapsed" in said
     assert "in 1 of 2 others" in said
     assert Tables(study(), [before]).warnings() == ""
@@ -125,12 +126,12 @@ def test_warnings_are_counted_in_time_and_for_nothing(tmp_path: Path) -> None:
 
 def test_a_report_leaves_no_run_out(tmp_path: Path) -> None:
     page = write_report(study(Prediction("more", "sampo", "grpo")), tmp_path).read_text()
-    assert "0 of 18 runs are finished" in page
+    assert "0 of 12 runs are finished" in page
     assert "Nothing &amp; all" in page
-    assert page.count("<td>not run</td>") == 12 + 6 + 1  # the runs, their starts, and the prediction
+    assert page.count("<td>not run</td>") == 12 + 1  # the runs, and the prediction
     assert page.count("arl fit --config") == 12
     lines = (tmp_path / "made up" / "runs.csv").read_text().splitlines()
-    assert len(lines) == 1 + 18
+    assert len(lines) == 1 + 12
     assert all(line.split(",")[3] == "not run" for line in lines[1:])
 
 
