@@ -115,7 +115,7 @@ class Tables:
     def _outcome(self, said: Prediction) -> dict[str, str]:
         tasks = self.study.tasks if said.task is None else [said.task]
         pairs = self.pairs(said.above, said.below, said.measure, tasks)
-        claim = f"{said.measure}: {said.above} − {said.below} > {-said.margin:g}"
+        claim = f"{said.measure}: {said.above} − {said.below} > {-said.margin or 0:g}"
         row = {"expected": said.says, "that is": f"{claim}{f' on {said.task}' if said.task else ''}"}
         if not pairs:
             run = all(self.estimates(self.study.measure, tasks).get(method) for method in (said.above, said.below))
