@@ -13,10 +13,16 @@ ROOT = Path(__file__).parents[2]
 ROW = re.compile(r"^\| (\*?[\w.]+\*?) \|(.*)\|$", re.MULTILINE)
 RATES = re.compile(r"\.(\d{3}) / \.(\d{3})")
 COLLAPSED = re.compile(r"(\d) of (\d)")
+FAMILIES = {
+    "Sokoban, long episodes": "long",
+    "WebShop": "webshop",
+    "maths by programs": "tir_math",
+    "ALFWorld": "alfworld",
+}
 
 
 def runs(study: str, method: str) -> list[dict[str, str]]:
-    """The committed runs of a method on Sokoban."""
+    """The committed runs of a method."""
     with (ROOT / "docs" / "studies" / study / "runs.csv").open() as file:
         found = [row for row in csv.DictReader(file) if row["method"] == method]
     assert found
@@ -41,3 +47,16 @@ def test_the_table_of_methods_is_that_of_the_runs(page: str) -> None:
         if method != "before":
             counts = [(str(sum(row["collapsed"] == "1" for row in found)), str(len(found))) for found in (weak, long)]
             assert COLLAPSED.findall(said) == counts, name
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/findings.md"])
+@pytest.mark.parametrize(("name", "task"), FAMILIES.items())
+def test_the_table_of_families_is_that_of_the_runs(page: str, name: str, task: str) -> None:
+    rows = re.findall(rf"^\| {name}, \d+ \|(.*)\|$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(rows) == 1
+    means = [
+        tuple(f"{fmean(float(row[decoding]) for row in found):.3f}"[2:] for decoding in ("sampled", "greedy"))
+        for method in ("before", "grpo", "gspo", "gigpo", "sampo")
+        for found in [[row for row in runs("7_families", method) if row["task"] == task]]
+    ]
+    assert RATES.findall(rows[0]) == means
